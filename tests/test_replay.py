@@ -48,7 +48,7 @@ def test_two_records_are_equal_and_a_change_is_found(tmp_path: Path, capsys: pyt
         ("[__P_7fb02234e200] [__P_7fb02234e210] [__P_7fb02234e200]", "[__P_object0] [__P_object1] [__P_object0]"),
         ("define void @fw_1546420280e3da54(ptr %x)", "define void @fw_1546420280e3da54(ptr %x)"),
         ("fusewright.api.compile _globals_of_fusewright_api['F']", "fusewright.compile _globals_of_fusewright['F']"),
-        ("fusewright.choose(1) torch.ops.fusewright.few_rows", "fusewright.choose(1) torch.ops.fusewright.few_rows"),
+        ("fusewright.choose(1) torch.ops.fusewright.skinny_gemm", "fusewright.choose(1) torch.ops.fusewright.skinny_gemm"),
         (f"# {replay.ROOT}/src/fusewright/api.py:3, 4 in f", "# fusewright in f"),
         (f"# {replay.__file__}:2 in f  # replay.py:2, 2", "# replay.py:<> in f  # replay.py:<>, <>"),
         ("# subprocess.py:3, gone.py:8", "# subprocess.py:3, fusewright"),

@@ -34,9 +34,18 @@ class FunctionState:
 
 
 @dataclass(slots=True)
+class GroupState:
+    """What is known of a process group's other processes: the functions whose collectives were compared with theirs,
+    and whether one of them does not answer."""
+
+    asked: set[str] = field(default_factory=set)
+    silent: bool = False
+
+
+@dataclass(slots=True)
 class Process:
     """compiled: every compiled function and frame cache; compilers: who made them; states: by compiled function;
-    before_compile: called when a call has met no version that fits."""
+    before_compile: called when a call has met no version that fits; groups: by process group; resets: their number."""
 
     lock: Any = field(default_factory=threading.RLock)
     compiled: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
@@ -44,6 +53,8 @@ class Process:
     states: weakref.WeakKeyDictionary[Any, FunctionState] = field(default_factory=weakref.WeakKeyDictionary)
     stance: str = "default"
     before_compile: Callable[[], None] = lambda: None
+    groups: weakref.WeakKeyDictionary[Any, GroupState] = field(default_factory=weakref.WeakKeyDictionary)
+    resets: int = 0
 
     def reset(self) -> None:
         """Forgets everything compiled in this process."""
@@ -54,6 +65,8 @@ class Process:
                 compiler.frames.clear()
             _native.hook_reset()
             self.states.clear()
+            self.groups.clear()
+            self.resets += 1
 
     def set_stance(self, value: str) -> None:
         """Sets the process-wide stance (checked by api.set_stance)."""

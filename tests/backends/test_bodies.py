@@ -66,7 +66,7 @@ def outline(plan: Plan) -> list[object]:
     for step in plan.steps:
         if isinstance(step, RunKernel):
             kernel = plan.kernels[step.kernel]
-            rows.append((signature(kernel), step.together, *map(number, kernel.buffers)))
+            rows.append((signature(kernel), step.horizontal, *map(number, kernel.buffers)))
         else:
             extern = step.extern
             rows.append((extern.target, argument((extern.args, extern.kwargs)), *map(number, extern.outputs)))

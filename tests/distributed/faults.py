@@ -14,10 +14,12 @@ import torch.distributed as dist
 
 import fusewright
 
+operations = [dist.ReduceOp.SUM]
+
 
 def differs(x: torch.Tensor) -> torch.Tensor:
     dist.all_reduce(x)
-    dist.all_reduce(x, op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.MIN)
+    dist.all_reduce(x, op=operations[-1])
     return x
 
 
@@ -36,6 +38,10 @@ def dies(rank: int) -> None:
 
 
 def mismatch(rank: int) -> None:
+    """What the processes agreed on before a reset says nothing about what they compile after it."""
+    fusewright.compile(differs, fullgraph=True)(torch.ones(3))
+    operations.append(dist.ReduceOp.MAX if rank else dist.ReduceOp.MIN)
+    fusewright.reset()
     fusewright.compile(differs, fullgraph=True)(torch.ones(3))
 
 

@@ -16,19 +16,7 @@ if not torch.cuda.is_available():
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-
-@triton.jit
-def add(x, y, out, n, alpha, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < n
-    value = tl.load(x + place, mask=inside) + alpha * tl.load(y + place, mask=inside)
-    tl.store(out + place, value, mask=inside)
-
-
-@triton.jit
-def double(x, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + place, 2 * tl.load(x + place, mask=place < n), mask=place < n)
+from tests.triton_programs import add, double  # noqa: E402
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 
 import fusewright
 from fusewright.base.events import STREAM, StageDone
-from fusewright.schedule.horizontal_fusion import moments
+from fusewright.schedule.horizontal_fusion import regions
 from fusewright.schedule.plan import RunKernel
 from fusewright.schedule.verify import PlanError, verify
 from tests.schedule import programs as p
@@ -26,11 +26,11 @@ def test_independent_kernels_share_a_region() -> None:
     b, results = independent(5)
     plan = schedule(b.done(*results))
     verify(plan)
-    assert [isinstance(step, RunKernel) and step.together for step in plan.steps] == [
+    assert [isinstance(step, RunKernel) and step.horizontal for step in plan.steps] == [
         False,
         *[True] * (len(plan.steps) - 1),
     ]
-    assert len(plan.steps) > 1 and set(moments(plan.steps)) == {0}
+    assert len(plan.steps) > 1 and set(regions(plan.steps)) == {0}
 
 
 def test_a_kernel_never_joins_what_it_reads() -> None:
@@ -40,7 +40,7 @@ def test_a_kernel_never_joins_what_it_reads() -> None:
     other = b.extern("sigmoid", torch.ops.aten.sigmoid.default, total, shape=(64, 32))
     plan = schedule(b.done(b.pointwise("twice", p.add, other, other)))
     verify(plan)
-    assert not any(isinstance(step, RunKernel) and step.together for step in plan.steps)
+    assert not any(isinstance(step, RunKernel) and step.horizontal for step in plan.steps)
 
 
 def test_the_verifier_refuses_dependent_kernels_in_one_region() -> None:
@@ -49,8 +49,8 @@ def test_the_verifier_refuses_dependent_kernels_in_one_region() -> None:
     middle = b.extern("sigmoid", torch.ops.aten.sigmoid.default, b.pointwise("add", p.add, x, x), shape=(64, 32))
     plan = schedule(b.done(b.pointwise("again", p.add, middle, middle)))
     kernels = [step for step in plan.steps if isinstance(step, RunKernel)]
-    plan.steps = (*(step for step in plan.steps if step is not kernels[-1]), replace(kernels[-1], together=True))
-    with pytest.raises(PlanError, match="together"):
+    plan.steps = (*(step for step in plan.steps if step is not kernels[-1]), replace(kernels[-1], horizontal=True))
+    with pytest.raises(PlanError, match="same time"):
         verify(plan)
 
 
@@ -71,7 +71,7 @@ def test_kernels_of_many_sizes_give_the_same_numbers_in_one_region() -> None:
     with STREAM.listening(listen):
         fusewright.compile(update)(values)
     assert all(torch.allclose(value, wanted) for value, wanted in zip(values, expected))
-    assert any("together" in text for text in texts)
+    assert any("parallel  " in text for text in texts)
 
 
 def test_an_index_out_of_range_in_a_region_is_an_error_as_in_eager() -> None:
@@ -101,4 +101,4 @@ def test_the_memory_of_a_region_is_judged_by_the_example() -> None:
     with STREAM.listening(listen):
         found = fusewright.compile(program, dynamic=True, options={"disk_cache": False})(*tensors)
     assert all(torch.equal(a, b) for a, b in zip(found, program(*tensors)))
-    assert "together with the step before" in texts[0]
+    assert "at the same time as the step before" in texts[0]

@@ -217,17 +217,17 @@ def heads(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     return (x,)
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_products_of_one_matrix_may_run_together(together: bool) -> None:
+@pytest.mark.parametrize("horizontal", [True, False])
+def test_products_of_one_matrix_may_run_together(horizontal: bool) -> None:
     inputs = [torch.randn(*shape) for shape in ((96, 128), (128, 128), (128, 128), (128, 128))]
     plan = schedule(lowered(heads, inputs), ScheduleOptions(min_parallel=528, lanes=64))
-    seconds = {"apart": 1.0, "together": 0.5 if together else 2.0, LIBRARY: 1.0, "fused": 0.5, "": 1.0}
+    seconds = {"apart": 1.0, "horizontal": 0.5 if horizontal else 2.0, LIBRARY: 1.0, "fused": 0.5, "": 1.0}
     trials = FakeTrials(seconds, plan=plan)
     tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
     (answer,) = [answer for answer in tuned.answers if "of one matrix" in answer.question]
-    assert answer.places == 2 and ("together" in answer.winner) is together
+    assert answer.places == 2 and ("horizontal" in answer.winner) is horizontal
     made = [kernel for kernel in tuned.plan.kernels.values() if kernel.product is not None]
-    assert [len(kernel.product.chosen) for kernel in made] == ([2, 2] if together else [0, 0])
+    assert [len(kernel.product.chosen) for kernel in made] == ([2, 2] if horizontal else [0, 0])
     assert all(kernel.name in tuned.tiles for kernel in made)
 
 
@@ -288,6 +288,7 @@ def test_a_product_may_compute_what_it_reads(seconds: dict[str, float], sides: l
 
 def test_what_would_be_computed_too_often_is_not_tried() -> None:
     """4096 rows and columns in blocks of 256: an operand would be computed 16 times, which costs more than storing it once."""
+
     def tiles(rows: int, columns: int, computing: Computing) -> list[ProductTile]:
         shape = ProductShape((1, rows, columns, 4096), torch.bfloat16, False, computing=computing)
         return [tile for tile, _ in product_tiles(shape, Processor(), 8)]

@@ -160,7 +160,7 @@ def test_products_of_one_matrix_together(chosen: str, monkeypatch: pytest.Monkey
         choices += _at_places(plan, question, candidate)
     assert len(choices) == 3
     (question,) = group_questions(plan, choices, Processor())
-    assert {candidate.name.split()[0] for candidate in question.candidates} == {"apart", "together"}
+    assert {candidate.name.split()[0] for candidate in question.candidates} == {"apart", "horizontal"}
     check(plan, question, list(question.candidates[:3]), Processor())
 
 

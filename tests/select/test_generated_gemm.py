@@ -16,7 +16,7 @@ from fusewright.base import thresholds
 from fusewright.base.records import replace
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.templates.skinny_gemm import tile_for
-from fusewright.graph.passes.library.linear_paths import OWN, PLAIN, Linear, ways_for
+from fusewright.graph.passes.library.linear_paths import OWN, PLAIN, Linear, candidates_for
 from fusewright.select import generated_gemm, linear as linear_choice
 from tests.backends.rounding import ROUNDING, assert_as_near_as_eager
 from tests.listening import kernel_names, products
@@ -157,22 +157,22 @@ def test_max_autotune_races_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "_winners", {})
     linear = Linear(torch.float32, 4, 512, 256, True, True)
-    ways = ways_for(linear)
+    candidates = candidates_for(linear)
     asked: list[tuple[str, ...]] = []
 
-    def slow_library(linear: Linear, ways: tuple[str, ...], default: str) -> str:
-        asked.append(tuple(ways))
+    def slow_library(linear: Linear, candidates: tuple[str, ...], default: str) -> str:
+        asked.append(tuple(candidates))
         return PLAIN
 
     monkeypatch.setattr(linear_choice, "measured", slow_library)
     racing = linear_choice.Chooser(budget=10.0, longest=10.0, races=True)
-    assert racing(linear, ways) == PLAIN and OWN in asked[0]
-    assert not racing.takes_own(linear)  # it lost
-    assert linear_choice.Chooser().takes_own(linear)  # nobody raced: the rule
+    assert racing(linear, candidates) == PLAIN and OWN in asked[0]
+    assert not racing.takes_generated(linear)  # it lost
+    assert linear_choice.Chooser().takes_generated(linear)  # nobody raced: the rule
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "_winners", {})
     again = linear_choice.Chooser(budget=10.0, longest=10.0, races=True)
-    assert again(linear, ways) == PLAIN and len(asked) == 1 and not again.takes_own(linear)
+    assert again(linear, candidates) == PLAIN and len(asked) == 1 and not again.takes_generated(linear)
 
 
 def test_a_kernel_can_be_tried() -> None:
@@ -180,8 +180,8 @@ def test_a_kernel_can_be_tried() -> None:
     x, weight, bias = torch.randn(3, 48), torch.randn(40, 48), torch.randn(40)
     (got,) = generated_gemm.trial(linear, x, weight, bias)()  # type: ignore[misc]
     torch.testing.assert_close(got, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
-    ways = (*ways_for(linear), OWN)
-    assert linear_choice.measured(linear, ways, PLAIN) in ways
+    candidates = (*candidates_for(linear), OWN)
+    assert linear_choice.measured(linear, candidates, PLAIN) in candidates
 
 
 def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

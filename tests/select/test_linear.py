@@ -1,4 +1,4 @@
-"""Which of the library's ways a linear layer or a 1x1 convolution takes: every way gives eager's values, and a choice is remembered."""
+"""Which of the library's candidates a linear layer or a 1x1 convolution takes: every way gives eager's values, and a choice is remembered."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fusewright.graph.passes.library.linear_paths import (
     PLAIN,
     TURNED,
     Linear,
+    candidates_for,
     likely,
-    ways_for,
 )
 from fusewright.runtime import host
 from fusewright.select import linear as linear_choice
@@ -63,8 +63,8 @@ def force(monkeypatch: pytest.MonkeyPatch, way: str) -> list[str]:
     """Takes `way` wherever it exists; gives the list of choices made."""
     made: list[str] = []
 
-    def choose(self: Chooser, linear: Linear, ways: tuple[str, ...]) -> str:
-        made.append(way if way in ways else ways[0])
+    def choose(self: Chooser, linear: Linear, candidates: tuple[str, ...]) -> str:
+        made.append(way if way in candidates else candidates[0])
         return made[-1]
 
     monkeypatch.setattr(Chooser, "__call__", choose)
@@ -77,9 +77,9 @@ def test_a_linear_layer_gives_eagers_values(monkeypatch: pytest.MonkeyPatch, way
     made = force(monkeypatch, way)
     net = nn.Sequential(nn.Linear(24, 40), nn.SiLU(), nn.Linear(40, 16, bias=False)).to(dtype).eval()
     compare(net, torch.randn(12, 24, dtype=dtype))
-    ways = ways_for(Linear(dtype, 12, 24, 40, True, True))
+    candidates = candidates_for(Linear(dtype, 12, 24, 40, True, True))
     assert made  # also where the library has one way: a kernel of ours may be another
-    assert way in made or way not in ways
+    assert way in made or way not in candidates
 
 
 @pytest.mark.parametrize("way", [TURNED, MKL, ONEDNN])
@@ -136,33 +136,33 @@ def test_a_changed_weight_is_packed_again(monkeypatch: pytest.MonkeyPatch) -> No
     Linear(torch.float32, 32, 32, 48, True, True, (2, 4, 4)),
 ])  # fmt: skip
 def test_every_way_can_be_measured(linear: Linear) -> None:
-    ways = ways_for(linear)
-    assert measured(linear, ways, likely(linear, ways)) in ways
-    assert likely(linear, ways) in ways
+    candidates = candidates_for(linear)
+    assert measured(linear, candidates, likely(linear, candidates)) in candidates
+    assert likely(linear, candidates) in candidates
 
 
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(linear_choice, "_known", {})
     linear = Linear(torch.float32, 33, 128, 128, True, True)
-    ways = ways_for(linear)
-    odd = next(way for way in ways if way != likely(linear, ways))
+    candidates = candidates_for(linear)
+    odd = next(way for way in candidates if way != likely(linear, candidates))
     monkeypatch.setattr(linear_choice, "measured", lambda *args: odd)
-    assert Chooser()(linear, ways) == odd
+    assert Chooser()(linear, candidates) == odd
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "measured", lambda *args: pytest.fail("it was measured before"))
-    assert Chooser()(linear, ways) == odd
-    host.store().put(key(linear, ways), "linear layer", b"no such way")
+    assert Chooser()(linear, candidates) == odd
+    host.store().put(key(linear, candidates), "linear layer", b"no such way")
     monkeypatch.setattr(linear_choice, "_known", {})
-    monkeypatch.setattr(linear_choice, "measured", lambda *args: likely(linear, ways))
-    assert Chooser()(linear, ways) == likely(linear, ways)
+    monkeypatch.setattr(linear_choice, "measured", lambda *args: likely(linear, candidates))
+    assert Chooser()(linear, candidates) == likely(linear, candidates)
 
 
 def test_without_budget_the_likely_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "measured", lambda *args: pytest.fail("there is no time for it"))
     linear = Linear(torch.float32, 34, 128, 128, True, True)
-    assert Chooser(store=False, budget=0.0)(linear, ways_for(linear)) == likely(linear, ways_for(linear))
+    assert Chooser(store=False, budget=0.0)(linear, candidates_for(linear)) == likely(linear, candidates_for(linear))
 
 
 class SqueezeExcite(nn.Module):
@@ -185,7 +185,7 @@ class SqueezeExcite(nn.Module):
 def test_convolutions_over_a_pixel_are_products(
     monkeypatch: pytest.MonkeyPatch, stage_texts: list[str], channels: int, batch: int
 ) -> None:
-    monkeypatch.setattr(Chooser, "remembered", lambda self, linear, ways: None)
+    monkeypatch.setattr(Chooser, "remembered", lambda self, linear, candidates: None)
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(Chooser.__init__, "__defaults__", (True, 0.0, thresholds.LONGEST))
     compare(SqueezeExcite(channels, channels // 4).eval(), torch.randn(batch, 3, 10, 10))
@@ -233,7 +233,7 @@ def test_the_quicker_library_is_measured_once_and_remembered(
     monkeypatch.setattr(linear_choice, "_quick_onednn", {})
     tried: list[Linear] = []
 
-    def times(linear: Linear, ways: tuple[str, ...]) -> dict[str, float]:
+    def times(linear: Linear, candidates: tuple[str, ...]) -> dict[str, float]:
         tried.append(linear)
         return {PLAIN: 1.0, ONEDNN: share}
 
@@ -243,7 +243,7 @@ def test_the_quicker_library_is_measured_once_and_remembered(
     assert Chooser(store=True).has_quick_onednn() == (share < 1)
     assert len(tried) == 1
     large = Linear(torch.float32, 4096, 4096, 4096, True, True)
-    assert Chooser(store=True, budget=0.0)(large, ways_for(large)) == (ONEDNN if share < 1 else MKL)
+    assert Chooser(store=True, budget=0.0)(large, candidates_for(large)) == (ONEDNN if share < 1 else MKL)
 
 
 def test_a_quick_onednn_is_likely() -> None:
@@ -251,8 +251,8 @@ def test_a_quick_onednn_is_likely() -> None:
         Linear(torch.float32, 512, 768, 768, True, True),
         Linear(torch.float32, 98, 128, 256, False, True, (2, 7, 7)),
     ):
-        assert likely(linear, ways_for(linear), quick_onednn=True) == ONEDNN
+        assert likely(linear, candidates_for(linear), quick_onednn=True) == ONEDNN
     narrow = Linear(torch.float32, 98, 32, 256, False, True, (2, 7, 7))
-    assert likely(narrow, ways_for(narrow), quick_onednn=True) == CONVOLUTION
+    assert likely(narrow, candidates_for(narrow), quick_onednn=True) == CONVOLUTION
     halves = Linear(torch.float16, 512, 768, 768, True, True)
-    assert likely(halves, ways_for(halves), quick_onednn=True) == likely(halves, ways_for(halves))
+    assert likely(halves, candidates_for(halves), quick_onednn=True) == likely(halves, candidates_for(halves))

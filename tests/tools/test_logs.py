@@ -15,6 +15,7 @@ import torch
 
 import fusewright
 from fusewright import api
+from fusewright.backends import stage_texts
 from fusewright.base import events
 from fusewright.tools import debug_folder, logs
 
@@ -83,6 +84,9 @@ def test_the_environment_turns_on_logs_and_the_debug_folder(tmp_path: Path) -> N
     ):
         assert name in names or f": {name}: unchanged" in index, (name, names)
     assert any(name.startswith("kernel_fused") for name in names)
+    complete = {path.name[4:-3]: path.read_text() for path in run.rglob("*.ir")}
+    assert {"loops", "schedule", "call_plan"} <= {*complete}
+    assert all(stage_texts.complete_text(stage_texts.parse(text)) == text for text in complete.values())
     assert "relu" in files[names.index("graph")].read_text()
     assert "def finish" in files[names.index("finish")].read_text()
 

@@ -404,7 +404,7 @@ def test_the_update_of_many_parameters_is_few_parallel_regions() -> None:
     assert len(texts) == 2  # the first step makes the state
     for text in texts:
         lines = text.splitlines()
-        kernels, regions = (sum(line.strip().startswith(word) for line in lines) for word in ("kernel ", "together "))
+        kernels, regions = (sum(line.strip().startswith(word) for line in lines) for word in ("kernel ", "parallel "))
         alone = sum(line.startswith("kernel ") for line in lines)
         assert kernels >= 20 and regions + alone <= 3
 

@@ -4,7 +4,8 @@ store.
 Takes what a frame is called and its graph; raises CollectiveMismatch where another process's graph begins other
 collectives, so that the program ends with the first difference instead of hanging in it. Always holds: a process whose
 others compile nothing (they run eagerly, or not yet) waits for PATIENCE at most, once a group, and goes on; recompiles
-are not compared, since a process may need one that the others do not.
+are not compared, since a process may need one that the others do not, and after `fusewright.reset()` everything is
+compared again.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ import torch.fx
 
 from fusewright.base.errors import CollectiveMismatch
 from fusewright.graph.collectives import Collective, collectives_of, described
+from fusewright.process import PROCESS, GroupState
 
 PATIENCE = 30.0
 """Seconds to wait for the other processes' lists."""
-_asked: set[tuple[int, str]] = set()
-_silent: set[int] = set()
 _UNEVEN = frozenset({"all_to_all_single"})
 
 
@@ -36,9 +36,9 @@ def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None]) -> None
         by_group.setdefault(one.group, []).append(one)
     for group_name, found in by_group.items():
         group = _c10d()._resolve_process_group(group_name)
-        key = id(group), name
-        if group.size() > 1 and key not in _asked and id(group) not in _silent:
-            _asked.add(key)
+        state = PROCESS.groups.setdefault(group, GroupState())
+        if group.size() > 1 and name not in state.asked and not state.silent:
+            state.asked.add(name)
             _compare(name, group, [_comparable(one) for one in found], tell)
 
 
@@ -64,7 +64,7 @@ def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]
             store.wait([_key(group, name, other)], timedelta(seconds=PATIENCE))
             theirs = json.loads(store.get(_key(group, name, other)))
         except RuntimeError as error:  # nobody there, or a process has died: the collective itself says so
-            _silent.add(id(group))
+            PROCESS.groups[group].silent = True
             tell(f"rank {other} of group {group.group_name} has not compiled {name}, its order is unchecked: {error}")
             return
         for number, (one, its) in enumerate(itertools.zip_longest(mine, theirs), 1):
@@ -76,7 +76,8 @@ def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]
 
 
 def _key(group: Any, name: str, rank: int) -> str:
-    return f"fusewright/{group.group_name}/{name}/{rank}"
+    """Numbered by resets: a list from before the others' reset may be of another function of that name."""
+    return f"fusewright/{PROCESS.resets}/{group.group_name}/{name}/{rank}"
 
 
 def _fit(mine: list[Any], theirs: list[Any]) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.fx
 
+from fusewright.backends import stage_texts
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base.events import Hint, PassDone, Raced, StageDone, Stopped
 from fusewright.base.location import Location
@@ -53,6 +54,7 @@ __all__ = [
     "BACKWARD_STAGES",
     "GRAPH_STAGES",
     "generate",
+    "generate_from",
     "optimise",
     "seeds_outside",
     "split_parameters",
@@ -82,7 +84,9 @@ def run_stage(
     started = time.perf_counter()
     result = work(*args, **kwargs)
     seconds = time.perf_counter() - started
-    to_compile.notify(StageDone(to_compile.function, stage, functools.partial(text, result), seconds, artifact))
+    complete = functools.partial(stage_texts.complete_text, result) if type(result) in stage_texts.RECORDS else None
+    told = StageDone(to_compile.function, stage, functools.partial(text, result), seconds, artifact, complete)
+    to_compile.notify(told)
     return result
 
 
@@ -155,9 +159,9 @@ def pass_context(to_compile: GraphToCompile) -> passes.PassContext:
     context = passes.PassContext(to_compile.rewrites, keeps_parameters=settings["pack_weights"] and inference)
     context.choose, context.has_quick_onednn = choose, choose.has_quick_onednn
     if settings["fusion"]:
-        context.few_rows = choose.few_rows
+        context.skinny_rows = choose.skinny_rows
         if inference:
-            context.takes_generated = choose.takes_own
+            context.takes_generated = choose.takes_generated
     if settings["trace.enabled"] or environment("FUSEWRIGHT_DEBUG"):
 
         def tell(report: passes.PassReport) -> None:
@@ -169,7 +173,7 @@ def pass_context(to_compile: GraphToCompile) -> passes.PassContext:
 
 
 def chooser(to_compile: GraphToCompile) -> Chooser:
-    """What chooses between the library's ways and kernels of ours, as the options say."""
+    """What chooses between the library's candidates and kernels of ours, as the options say."""
     settings = to_compile.settings
     store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
     target = _other_target(to_compile)
@@ -230,7 +234,7 @@ class PlanStage(NamedTuple):
 def _gemm(to_compile: GraphToCompile, selection: Selection) -> Plan:
     choose = chooser(to_compile)
     plan, examples = selection.plan, selection.options.examples
-    return generated_gemm.with_generated_gemm(plan, choose.takes_own, choose.few_rows, examples, choose.target)
+    return generated_gemm.with_generated_gemm(plan, choose.takes_generated, choose.skinny_rows, examples, choose.target)
 
 
 def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
@@ -308,14 +312,24 @@ def generate(
 ) -> Generated:
     """The code of a functional graph. Kernels for a GPU are compiled in the background; loading the plan waits for
     them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
-    run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
-    selection = _scheduled(graph, to_compile, half)
-    for stage in PLAN_STAGES:
+    return generate_from(_scheduled(graph, to_compile, half), graph, to_compile, name)
+
+
+def generate_from(
+    selection: Selection,
+    graph: torch.fx.Graph,
+    to_compile: GraphToCompile,
+    name: str,
+    stages: Sequence[PlanStage] = PLAN_STAGES,
+) -> Generated:
+    """As `generate`, from a plan of the graph on: what `stages` do to it (none: its memory is placed), and the rest."""
+    run = functools.partial(run_stage, to_compile)
+    for stage in stages:
         if stage.condition(to_compile, selection):
             selection.plan = run(stage.name, stage.artifact, plan_text, stage.work, to_compile, selection)
     plan, gpu = selection.plan, selection.gpu
-    shown = run("bounds", "schedule", bounds.text, _in_bounds, to_compile, graph, plan)
+    shown = run("bounds", "bounds", bounds.text, _in_bounds, to_compile, graph, plan)
     for access in shown.unproved:
         to_compile.notify(Hint(to_compile.function, f"not shown to lie inside its buffer: {access}"))
     checks = _checks(to_compile, plan, shown)
@@ -331,7 +345,7 @@ def generate(
         compiled = functools.partial(compile_kernels, target=to_compile.settings["target"], checks=checks)
         module = run("kernels", "", lambda made: made.ir, compiled, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
-    build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
+    build = functools.partial(build_call_plan, available=launch.is_available, consumes=selection.half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     calls = {step.extern.name: step.extern.locations for step in plan.steps if isinstance(step, RunExtern)}
     return Generated(call_plan, module.object, tuple(codes.values()), calls, selection.races)

@@ -113,12 +113,13 @@ class InternalError(Event):
 @dataclass(frozen=True, slots=True)
 class StageDone(Event):
     """One stage of a compile: its printed result (built only when somebody asks: a callable) and the seconds that it
-    took."""
+    took. complete: a text that the result parses back from, where its kind has one (backends/stage_texts.py)."""
 
     stage: str
     text: Callable[[], str]
     seconds: float
     artifact: str = ""
+    complete: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ SMALLEST = 8
 """Decides: which matrices get a layout. Smaller matrices are not worth a layout of their own. Machine: not recorded;
 since 2026-11-21."""
 
-FEW_ROWS = 16
+SKINNY_ROWS = 16
 """Decides: plain operator or packed weights. Below so many rows reading the weights is what costs: the operator as it
 is needs 0.3 to 1.0 times as long as the others in float32 while the weights stay in a core's caches, 1.0 to 1.8 times
 as long where they do not (and there are more than FEWER_ROWS). Machine: not recorded; since 2026-11-21."""

@@ -165,7 +165,7 @@ class _Attempt:
         if env is not None and assumptions.data_sizes:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
         tracer.recorder.unknown_shapes = options.level == "aten" and assumptions.unknown_shapes
-        tracer.ways.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
+        tracer.branches.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
         if env is not None and options.level == "aten":
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)
@@ -219,7 +219,7 @@ class _Attempt:
         wants_gradients = _wants_gradients(recorder, finished.outputs)
         if world.infers and (wants_gradients or not all(map(_made_by_inference, finished.outputs))):
             raise Retry(inference=False)
-        tracer.ways.check(finished.outputs, wants_gradients or world.tensors_compared)
+        tracer.branches.check(finished.outputs, wants_gradients or world.tensors_compared)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
             raise Retry(changes_level=False, lacks_form=-1)

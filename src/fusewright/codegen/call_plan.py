@@ -106,9 +106,9 @@ class _Builder:
         for index, step in enumerate(plan.steps):
             if isinstance(step, RunExtern):
                 self.extern(step)
-            elif not step.together:
+            elif not step.horizontal:
                 others = takewhile(
-                    lambda other: isinstance(other, RunKernel) and other.together, plan.steps[index + 1 :]
+                    lambda other: isinstance(other, RunKernel) and other.horizontal, plan.steps[index + 1 :]
                 )
                 self.region([step, *others])  # type: ignore[list-item]
         outputs = tuple(self.output(output) for output in plan.outputs)

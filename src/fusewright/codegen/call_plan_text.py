@@ -78,7 +78,7 @@ class _Printer:
         return f"kernel    {step.name}({buffers})  extent {self.value(step.extent)}, grain {step.grain}{sizes}"
 
     def group(self, step: KernelGroup) -> str:
-        return "\n".join([f"together  {len(step.calls)} kernels", *(f"  {self.kernel(call)}" for call in step.calls)])
+        return "\n".join([f"parallel  {len(step.calls)} kernels", *(f"  {self.kernel(call)}" for call in step.calls)])
 
     def launch(self, step: LaunchCall) -> str:
         buffers = ", ".join(map(self.slot, step.buffers))

@@ -270,7 +270,7 @@ class BufferRef:
 
 
 @dataclass(frozen=True, slots=True)
-class FewRows:
+class SkinnyGemm:
     """Another way to the result of an extern that multiplies matrices, which may be taken for 1 to `most` rows:
     `target`, aten.mm or aten.addmm, of other operands (a layer's weights as they are, where the extern reads them
     packed)."""
@@ -287,7 +287,7 @@ class Extern:
     outputs: the buffers that receive the results, in order (None for a result that nobody reads).
     placement "out": `target` is called in its out= form and writes into buffers that the memory plan places;
     "returned": the operator allocates its results. mutates: buffers written in place (e.g. a random generator's none,
-    index_put_'s one). ordered: must keep its order among other ordered externs (random numbers, side effects). few:
+    index_put_'s one). ordered: must keep its order among other ordered externs (random numbers, side effects). skinny:
     what its operands are besides, see there.
     """
 
@@ -300,7 +300,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     ordered: bool = False
     locations: tuple[Location, ...] = ()
-    few: FewRows | None = None
+    skinny: SkinnyGemm | None = None
 
 
 Operation = Pointwise | Reduction | Scan | Extern

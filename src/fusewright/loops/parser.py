@@ -31,7 +31,7 @@ Item = TypeVar("Item")
 
 NAME = r"[A-Za-z_]\w*"
 FLOAT = r"-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|inf\b|nan\b)"
-TARGET = r"\w+\.\w+\.\w+(?=\()"
+OPERATOR = r"\w+\.\w+\.\w+"
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 OPERATORS = {text: (op, strength) for op, (text, strength) in INFIX.items() if op != "logical_xor"}
 CALLS = {name: name for name in ir.OPERATIONS} | {short: op for op, short in RENAMED.items()}
@@ -147,7 +147,7 @@ class Parser:
         self.expect(r"in\b")
         lower = self.accept(r"-?\d+")
         self.expect(r"\.\.")
-        upper = None if self.accept(r"(?=[,\n])") is not None else self.dim()
+        upper = None if self.accept(r"(?=[],\n])") is not None else self.dim()
         self.symbols[name] = sizes.symbol(name, None if lower is None else int(lower), upper)
 
     def dims(self) -> tuple[Dim, ...]:
@@ -279,7 +279,7 @@ class Parser:
         self.symbols, self.values = dict(outside), {}
         self.several(lambda: self.range(), r"(?=\n)")
         self.lines()
-        found = self.extern(name) if self.accept(rf"(?=[\w, ]*= {TARGET})") is not None else self.loops(name)
+        found = self.extern(name) if self.accept(rf"(?=[\w, ]*= {OPERATOR}\()") is not None else self.loops(name)
         self.symbols = outside
         return found
 
@@ -339,14 +339,18 @@ class Parser:
 
     # --- calls of operators ---
 
-    def target(self) -> Any:
+    def operator(self) -> Any:
         start = self.at
         found: Any = torch.ops
-        for part in self.expect(TARGET, "an operator").split("."):
+        for part in self.expect(OPERATOR, "an operator").split("."):
             found = getattr(found, part, None)
         if not isinstance(found, torch._ops.OpOverload):
             self.at = start
             self.fail("an operator of PyTorch")
+        return found
+
+    def target(self) -> Any:
+        found = self.operator()
         self.expect(r"\(")
         return found
 
@@ -404,7 +408,7 @@ class Parser:
             most = self.integer()
             self.expect("rows:")
             target = self.target()
-            notes["few"] = ir.FewRows(most, target, tuple(self.several(self.argument, r"\)")))
+            notes["skinny"] = ir.SkinnyGemm(most, target, tuple(self.several(self.argument, r"\)")))
         elif self.accept(r"writes\b"):
             notes["mutates"] = (*notes.get("mutates", ()), self.name())
         elif self.expect(r"(?:out|ordered)\b") == "out":

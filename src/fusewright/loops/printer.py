@@ -249,9 +249,9 @@ def _extern(operation: Extern) -> list[str]:
         if holds
     ]
     notes += [f"writes {name}" for name in operation.mutates]
-    if operation.few is not None:
-        few = ", ".join(print_argument(arg) for arg in operation.few.args)
-        notes.append(f"up to {operation.few.most} rows: {operation.few.target}({few})")
+    if operation.skinny is not None:
+        few = ", ".join(print_argument(arg) for arg in operation.skinny.args)
+        notes.append(f"up to {operation.skinny.most} rows: {operation.skinny.target}({few})")
     tail = f"    [{', '.join(notes)}]" if notes else ""
     return [f"{outputs} = {operation.target}({', '.join(args)}){tail}{print_location(operation.locations)}"]
 
@@ -341,15 +341,19 @@ def _ranges(roots: Iterable[object], known: set[Expr]) -> list[str]:
         if symbol.upper is not None:
             for below in sorted(free_symbols(symbol.upper), key=str):
                 visit(below)
-        ends = ("" if end is None else str(end) for end in (symbol.lower, symbol.upper))
-        texts.append(f"{symbol} in {'..'.join(ends)}")
+        texts.append(range_text(symbol))
 
-    for symbol in sorted(_symbols(roots), key=str):
+    for symbol in sorted(symbols_below(roots), key=str):
         visit(symbol)
     return texts
 
 
-def _symbols(roots: Iterable[object]) -> set[Expr]:
+def range_text(symbol: Symbol) -> str:
+    ends = ("" if end is None else str(end) for end in (symbol.lower, symbol.upper))
+    return f"{symbol} in {'..'.join(ends)}"
+
+
+def symbols_below(roots: Iterable[object]) -> set[Expr]:
     """All symbols in sizes and indices below `roots`."""
     found: set[Expr] = set()
     seen: set[int] = set()
@@ -361,8 +365,10 @@ def _symbols(roots: Iterable[object]) -> set[Expr]:
         seen.add(id(value))
         if isinstance(value, Expr):
             found |= free_symbols(value)
-        elif isinstance(value, tuple):
+        elif isinstance(value, (tuple, list, frozenset)):
             stack.extend(value)
+        elif isinstance(value, dict):
+            stack.extend((*value, *value.values()))
         else:
             stack.extend(getattr(value, name) for name in getattr(type(value), "__match_args__", ()))
     return found

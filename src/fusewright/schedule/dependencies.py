@@ -14,8 +14,19 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.loops import ir
-from fusewright.loops.ir import BufferRef, Expression, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
+from fusewright.loops.ir import (
+    BufferRef,
+    Expression,
+    Extern,
+    LoopProgram,
+    Operation,
+    Output,
+    Pointwise,
+    Reduction,
+    Scan,
+)
 from fusewright.schedule.expressions import Rewriter, Survey, survey
+from fusewright.schedule.plan import Kernel, RunExtern, Step
 
 
 @dataclass(slots=True)
@@ -64,8 +75,24 @@ def buffer_refs(argument: Any) -> Iterator[BufferRef]:
 
 
 def extern_reads(extern: Extern) -> list[str]:
-    few = () if extern.few is None else extern.few.args
+    few = () if extern.skinny is None else extern.skinny.args
     return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), few))]
+
+
+def used_buffers(
+    inputs: Iterable[str], outputs: Iterable[Output], kernels: Mapping[str, Kernel], steps: Iterable[Step]
+) -> set[str]:
+    """The buffers that a plan of these speaks of."""
+    used = set(inputs)
+    for output in outputs:
+        used.add(output.buffer if output.ref is None else output.ref.buffer)
+    for kernel in kernels.values():
+        used.update(kernel.buffers)
+    for step in steps:
+        if isinstance(step, RunExtern):
+            used.update(extern_reads(step.extern))
+            used.update(name for name in (*step.extern.outputs, *step.extern.mutates) if name is not None)
+    return used
 
 
 @lru_cache(maxsize=1 << 10)
@@ -239,9 +266,10 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
                 return type(argument)(renamed_ref(item) for item in argument)
             return argument
 
-        few = None if operation.few is None else replace(operation.few, args=renamed_ref(operation.few.args))
+        skinny = operation.skinny
+        skinny = None if skinny is None else replace(skinny, args=renamed_ref(skinny.args))
         kwargs = tuple((k, renamed_ref(v)) for k, v in operation.kwargs)
-        return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, few=few)
+        return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, skinny=skinny)
 
     def load(node: ir.Load) -> Expression | None:
         if node.buffer not in renamed:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from fusewright.base.records import replace
 from fusewright.loops.ir import LoopProgram
 from fusewright.schedule.build import build_kernel
-from fusewright.schedule.dependencies import Dependencies, analyse, buffer_refs
+from fusewright.schedule.dependencies import Dependencies, analyse, used_buffers
 from fusewright.schedule.fuse import Group, fuse
-from fusewright.schedule.horizontal_fusion import run_together
+from fusewright.schedule.horizontal_fusion import fuse_horizontally
 from fusewright.schedule.in_place import write_in_place
 from fusewright.schedule.memory import plan_memory
 from fusewright.schedule.names import kernel_name
@@ -43,22 +43,12 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: 
         kernels[name] = build_kernel(group, name, internal, program.buffers, program.size_symbols.keys(), options)
         steps.append(RunKernel(name))
     if options.fusion:
-        steps = run_together(steps, kernels, program.buffers, dependencies.shared, options)
+        steps = fuse_horizontally(steps, kernels, program.buffers, dependencies.shared, options)
     buffers, outputs = program.buffers, program.outputs
     if repeat is not None:
         whole = unroll(Steps(steps, kernels, buffers, outputs), program.makers, repeat)
         steps, kernels, buffers, outputs = whole.steps, whole.kernels, whole.buffers, whole.outputs
-    used = set(program.inputs)
-    for output in outputs:
-        used.update(ref.buffer for ref in [output.ref] if ref is not None)
-        used.add(output.buffer)
-    for step in steps:
-        if isinstance(step, RunKernel):
-            used.update(kernels[step.kernel].buffers)
-        else:
-            extern = step.extern
-            used.update(ref.buffer for ref in buffer_refs((extern.args, extern.kwargs)))
-            used.update(name for name in (*extern.outputs, *extern.mutates) if name is not None)
+    used = used_buffers(program.inputs, outputs, kernels, steps)
     return Plan(
         kernels=kernels,
         buffers={name: buffer for name, buffer in buffers.items() if name in used},

@@ -1,6 +1,6 @@
 """Which kernels run side by side: neighbouring kernels that do not depend on one another share one parallel region.
 
-Takes the steps in their order; gives them with `RunKernel.together` set. Always holds: no kernel of a region writes
+Takes the steps in their order; gives them with `RunKernel.horizontal` set. Always holds: no kernel of a region writes
 what another one of it reads or writes. The update of two hundred parameters is so one region over a table of kernels,
 in place of two hundred regions; equal bodies share their machine code anyway.
 """
@@ -16,7 +16,7 @@ from fusewright.schedule.plan import Kernel, RunKernel, Step
 from fusewright.sizes.estimate import estimate
 
 
-def run_together(
+def fuse_horizontally(
     steps: Sequence[Step],
     kernels: Mapping[str, Kernel],
     buffers: Mapping[str, Buffer],
@@ -33,11 +33,11 @@ def run_together(
             result.append(step)
             continue
         kernel = kernels[step.kernel]
-        joins = 0 < region.count < options.max_together and region.independent(kernel)
+        joins = 0 < region.count < options.max_horizontal and region.independent(kernel)
         if not joins:
             region = _Region(buffers, shared)
         region.add(kernel)
-        result.append(replace(step, together=joins))
+        result.append(replace(step, horizontal=joins))
     return result
 
 
@@ -46,7 +46,7 @@ def _may_join(kernel: Kernel, buffers: Mapping[str, Buffer], options: ScheduleOp
     time."""
     fresh = [name for name in kernel.written if buffers[name].role in ("temporary", "output")]
     new_bytes = sum(estimate(buffers[name].span(), options.examples) * buffers[name].dtype.itemsize for name in fresh)
-    return new_bytes <= options.together_bytes and all(buffers[name].device.type == "cpu" for name in kernel.buffers)
+    return new_bytes <= options.horizontal_bytes and all(buffers[name].device.type == "cpu" for name in kernel.buffers)
 
 
 class _Region:
@@ -75,12 +75,13 @@ class _Region:
         self.count += 1
 
 
-def moments(steps: Sequence[Step]) -> list[int]:
-    """For each step the moment at which it runs: kernels of one region share theirs. Moments grow with the steps."""
+def regions(steps: Sequence[Step]) -> list[int]:
+    """For each step the number of its region: kernels that run at the same time share one. Numbers grow with the
+    steps."""
     now = -1
     found = []
     for step in steps:
-        if not (isinstance(step, RunKernel) and step.together):
+        if not (isinstance(step, RunKernel) and step.horizontal):
             now += 1
         found.append(now)
     return found

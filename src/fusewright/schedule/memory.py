@@ -18,7 +18,7 @@ from fusewright.loops.ir import Buffer, Expression, Output, Store
 from fusewright.schedule.axes import same
 from fusewright.schedule.dependencies import extern_reads, shared_memory
 from fusewright.schedule.expressions import survey
-from fusewright.schedule.horizontal_fusion import moments
+from fusewright.schedule.horizontal_fusion import regions
 from fusewright.schedule.plan import Kernel, Placement, RunExtern, Step
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
@@ -57,7 +57,7 @@ def plan_memory(
     returns it must copy it or own it."""
     lifetimes: dict[str, Lifetime] = {}
     returned: set[str] = set()
-    for number, step in zip(moments(steps), steps):
+    for number, step in zip(regions(steps), steps):
         if isinstance(step, RunExtern):
             extern = step.extern
             touched: list[str] = [
@@ -85,7 +85,7 @@ def plan_memory(
             lifetimes[name].last = max(
                 lifetimes[name].last, lifetimes[result].last if result in lifetimes else len(steps)
             )
-    last_step = {moment: number for number, moment in enumerate(moments(steps))} | {len(steps): len(steps)}
+    last_step = {region: number for number, region in enumerate(regions(steps))} | {len(steps): len(steps)}
     sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in lifetimes}
     alone = (
         returned
@@ -124,10 +124,10 @@ def _share_in_place(
     iteration."""
     shared: dict[str, str] = {}
     inplace: dict[str, tuple[tuple[str, str], ...]] = {}
-    times = moments(steps)
+    times = regions(steps)
     readers: dict[
         tuple[str, int], int
-    ] = {}  # kernels that touch a buffer at a moment: another one would see it overwritten
+    ] = {}  # kernels that touch a buffer at a region: another one would see it overwritten
     for number, step in zip(times, steps):
         for name in () if isinstance(step, RunExtern) else kernels[step.kernel].buffers:
             readers[name, number] = readers.get((name, number), 0) + 1

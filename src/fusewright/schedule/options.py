@@ -25,8 +25,8 @@ class ScheduleOptions:
     iterations so few that parallelism does not matter. chunk_points: reduced points from which a reduction with little
     outer parallelism is split. own_bytes: temporaries from this size on have memory of their own, from their first
     writer to their last reader; None: all of them share one arena, which stays.
-    max_together: kernels of one parallel region; together_bytes: new memory that a kernel in such a region may write,
-    at the sizes of the call that is compiled for (examples).
+    max_horizontal: kernels of one parallel region; horizontal_bytes: new memory that a kernel in such a region may
+    write, at the sizes of the call that is compiled for (examples).
     """
 
     fusion: bool = True
@@ -43,6 +43,6 @@ class ScheduleOptions:
     lanes: int = 1
     tiny_points: int = 4096
     own_bytes: int | None = None
-    max_together: int = 1024
-    together_bytes: int = 1024 * 1024
+    max_horizontal: int = 1024
+    horizontal_bytes: int = 1024 * 1024
     examples: Mapping[Expr, int] = field(default_factory=dict, compare=False)

@@ -220,11 +220,11 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class RunKernel:
-    """together: it runs at the same time as the step before it, which is a kernel, in one parallel region. when: it
+    """horizontal: it runs at the same time as the step before it, which is a kernel, in one parallel region. when: it
     runs only where this size, which is 1 or 0, is 1."""
 
     kernel: str
-    together: bool = False
+    horizontal: bool = False
     when: Dim | None = None
 
 

@@ -222,7 +222,7 @@ def plan_text(plan: Plan, locations: bool = True) -> str:
             fresh = [name for name in extern.outputs if name is not None]
         places = [f"{name} at {plan.placements[name].offset}" for name in fresh if name in plan.placements]
         freed = [name for name, last in plan.last_use.items() if last == number]
-        beside = " (together with the step before)" if isinstance(step, RunKernel) and step.together else ""
+        beside = " (at the same time as the step before)" if isinstance(step, RunKernel) and step.horizontal else ""
         only = "" if step.when is None else f" (if {step.when})"
         lines.append(f"{number}{beside}{only}: {text}")
         if places:

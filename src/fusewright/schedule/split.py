@@ -16,7 +16,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Pointwise, Reduction
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.options import ScheduleOptions
-from fusewright.schedule.statistics import Chunks, find_moments, moments_of_chunks
+from fusewright.schedule.statistics import Chunks, find_statistics, statistics_of_chunks
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
 from fusewright.sizes.tensor_type import contiguous_strides
@@ -58,9 +58,9 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
             cut_up[position] = operation, chunks
             made[position] = _sums_of_chunks(operation, chunks)
     if options.lanes > 1:
-        for squares, mean in find_moments(program.operations).items():
+        for squares, mean in find_statistics(program.operations).items():
             if mean in cut_up and squares in cut_up and cut_up[mean][1].buffer.shape == cut_up[squares][1].buffer.shape:
-                buffer, made[mean], made[squares] = moments_of_chunks(*cut_up[mean], *cut_up[squares])
+                buffer, made[mean], made[squares] = statistics_of_chunks(*cut_up[mean], *cut_up[squares])
                 buffers[buffer.name] = buffer
     operations = [new for position, old in enumerate(program.operations) for new in made.get(position, (old,))]
     return replace(program, buffers=buffers, operations=operations)

@@ -46,7 +46,7 @@ class Chunks:
         )  # fmt: skip
 
 
-def find_moments(operations: Sequence[Operation]) -> dict[int, int]:
+def find_statistics(operations: Sequence[Operation]) -> dict[int, int]:
     """Sum of squared deviations from a mean → the sum that this mean comes from, by their positions."""
     means: dict[str, tuple[int, Reduction]] = {}
     found: dict[int, int] = {}
@@ -105,7 +105,7 @@ def _moved(value: Expression, renamed: Mapping[Expr, Dim]) -> Expression:
     ).visit(value)
 
 
-def moments_of_chunks(
+def statistics_of_chunks(
     mean: Reduction, sums: Chunks, squares: Reduction, chunks: Chunks
 ) -> tuple[Buffer, tuple[Reduction, ...], tuple[Reduction, ...]]:
     """(memory for the shifts, what stands for `mean`, what stands for `squares`): `sums` and `chunks` are the same cut

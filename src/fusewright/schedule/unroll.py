@@ -133,7 +133,7 @@ class _Unroller:
         if isinstance(ours, RunKernel) and isinstance(theirs, RunKernel):
             left, right = self.given.kernels[ours.kernel], self.given.kernels[theirs.kernel]
             names = {a: self.pair(a, b) for a, b in zip(left.buffers, right.buffers)}
-            alike = ours.together == theirs.together and len(left.buffers) == len(right.buffers)
+            alike = ours.horizontal == theirs.horizontal and len(left.buffers) == len(right.buffers)
             if not alike or not _same_kernel(
                 _renamed_kernel(left, left.name, lambda name: names.get(name, name)), right
             ):
@@ -151,7 +151,7 @@ class _Unroller:
         for field in ("target", "placement", "ordered", "outputs"):
             if getattr(moved, field) != getattr(other, field):
                 raise Irregular(f"{one.name} and {other.name} differ")
-        if not _same(moved.args, other.args) or not _same(moved.kwargs, other.kwargs) or moved.few != other.few:
+        if not _same(moved.args, other.args) or not _same(moved.kwargs, other.kwargs) or moved.skinny != other.skinny:
             raise Irregular(f"{one.name} and {other.name} differ")
 
     def pair(self, ours: str, theirs: str) -> str:
@@ -218,7 +218,7 @@ class _Unroller:
         if lines:
             kernel = replace(kernel, locations=_moved_lines(kernel.locations, lines))
         kernels[name] = _renamed_kernel(kernel, name, rename)
-        return RunKernel(name, step.together)
+        return RunKernel(name, step.horizontal)
 
 
 def _moved_lines(locations: tuple[Location, ...], lines: Mapping[Location, Location]) -> tuple[Location, ...]:
@@ -277,7 +277,7 @@ def _renamed_extern(extern: Extern, rename: Rename) -> Extern:
         kwargs=_moved(extern.kwargs, rename),
         outputs=tuple(None if name is None else rename(name) for name in extern.outputs),
         mutates=tuple(map(rename, extern.mutates)),
-        few=None if extern.few is None else replace(extern.few, args=_moved(extern.few.args, rename)),
+        skinny=None if extern.skinny is None else replace(extern.skinny, args=_moved(extern.skinny.args, rename)),
     )
 
 

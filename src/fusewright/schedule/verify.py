@@ -10,7 +10,7 @@ from __future__ import annotations
 from fusewright.loops.ir import Axis, Store
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
-from fusewright.schedule.horizontal_fusion import moments
+from fusewright.schedule.horizontal_fusion import regions
 from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement, roots
 from fusewright.sizes.expressions import Dim, Expr, free_symbols, is_multiple, known_le
 
@@ -31,7 +31,7 @@ def verify(plan: Plan) -> None:
             _require(name in plan.buffers, f"{kernel.name}: buffer {name} is not in the plan")
             _require(plan.buffers[name].dtype == dtype, f"{kernel.name}: {name} has another dtype in the plan")
     _verify_order(plan)
-    _verify_together(plan)
+    _verify_horizontal(plan)
     _verify_arena(plan)
 
 
@@ -215,19 +215,21 @@ def _is_filled(conditions: set[Dim | None], when: Dim | None) -> bool:
     )
 
 
-def _verify_together(plan: Plan) -> None:
+def _verify_horizontal(plan: Plan) -> None:
     """Kernels that run at the same time write nothing that another one of them touches."""
     touched: set[str] = set()
     written: set[str] = set()
     for number, step in enumerate(plan.steps):
         reads, writes = _touched(plan, number)
-        if isinstance(step, RunKernel) and step.together:
+        if isinstance(step, RunKernel) and step.horizontal:
             _require(
                 number > 0 and isinstance(plan.steps[number - 1], RunKernel),
-                f"step {number} runs together with no kernel",
+                f"step {number} runs at the same time as no kernel",
             )
             clash = (reads | writes) & written | writes & touched
-            _require(not clash, f"step {number} ({step.kernel}) runs together with kernels that touch {sorted(clash)}")
+            _require(
+                not clash, f"step {number} ({step.kernel}) runs at the same time as kernels that touch {sorted(clash)}"
+            )
         else:
             touched, written = set(), set()
         touched |= reads | writes
@@ -237,12 +239,12 @@ def _verify_together(plan: Plan) -> None:
 def _verify_arena(plan: Plan) -> None:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for number, moment in enumerate(moments(plan.steps)):
+    for number, region in enumerate(regions(plan.steps)):
         reads, writes = _touched(plan, number)
         for name in reads | writes:
             if plan.buffers[name].role == "temporary":
-                first.setdefault(name, moment)
-                last[name] = moment
+                first.setdefault(name, region)
+                last[name] = region
     for output in plan.outputs:
         name = output.buffer if output.kind == "buffer" or output.ref is None else output.ref.buffer
         if name in last:

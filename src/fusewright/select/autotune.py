@@ -268,7 +268,7 @@ def tune(
         if candidate is not None and candidate is not question.candidates[0]:
             (tile,) = candidate.tiles.values()
             for group in question.places:
-                kernel = variants.together(group)
+                kernel = variants.horizontal(group)
                 chosen.append(variants.of_group(group, kernel))
                 tiles[kernel.name] = tile
                 merged.update(site.step for site in group)
@@ -440,7 +440,7 @@ def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor)
             for m in members
         ]
         facts = (
-            signature(variants.together(group)),
+            signature(variants.horizontal(group)),
             before,
             [site.extern.target for site in group],
             group[0].result.shape,
@@ -491,7 +491,7 @@ def _group_question(
         if isinstance(step, RunKernel)
     }
     first = Candidate("apart", steps, run, tiles, added=tuple(added))
-    kernel = variants.together(group)
+    kernel = variants.horizontal(group)
     product = kernel.product
     assert product is not None
     site = group[0]
@@ -500,7 +500,9 @@ def _group_question(
     runs = (RunKernel(kernel.name), *(step for _, step in sorted(followers, key=lambda item: item[0])))
     shape = ProductShape(extents, site.left.dtype, product.full, sliceable=False)
     for tile, _ in product_tiles(shape, processor, MOST_TILES):
-        candidates.append(Candidate(f"together {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile}))
+        candidates.append(
+            Candidate(f"horizontal {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile})
+        )
     title = f"{len(group)} products {site.rows}x{site.columns}x{site.inner} of one matrix"
     weight = float(site.work) * len(group) * len(places)
     return Question(title, key, weight, tuple(candidates), tuple(sorted(results)), _tolerance(product), tuple(places))

@@ -96,17 +96,17 @@ def _quick_rows(dtype: torch.dtype, target: Target) -> int:
 def with_generated_gemm(
     plan: Plan,
     takes: Callable[[Linear], bool],
-    few_rows: Callable[[Linear], int] = most_rows,
+    skinny_rows: Callable[[Linear], int] = most_rows,
     examples: Mapping[Expr, int] = NO_EXAMPLES,
     target: Target | None = None,
 ) -> Plan:
     """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of
-    rows for as many as `few_rows` says. examples: of the symbols of its sizes; target: the processor, this one by
+    rows for as many as `skinny_rows` says. examples: of the symbols of its sizes; target: the processor, this one by
     default."""
     target = target or host_target()
     chosen = _of_known_rows(plan, takes, target)
     plan = replacement.replaced(plan, chosen) if chosen else plan
-    beside = _of_any_rows(plan, few_rows, examples, target)
+    beside = _of_any_rows(plan, skinny_rows, examples, target)
     return skinny_gemm.beside(plan, beside) if beside else plan
 
 
@@ -131,14 +131,14 @@ def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool
 
 
 def _of_any_rows(
-    plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int], target: Target
+    plan: Plan, skinny_rows: Callable[[Linear], int], examples: Mapping[Expr, int], target: Target
 ) -> list[tuple[Site, Kernel]]:
     claimed: set[int] = set()
     chosen = []
     for site in reversed(skinny_gemm.find(plan)):
         if site.result.device.type != "cpu":
             continue
-        site = replace(site, most=site.most or few_rows(described(site, examples)))
+        site = replace(site, most=site.most or skinny_rows(described(site, examples)))
         variant = None if site.following < 0 or site.following in claimed else variants.fused(plan, site)
         if variant is None:
             site = sites.alone(site)
@@ -206,7 +206,7 @@ def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     module = compile_kernels(list(plan.kernels.values()))
     (code,) = module.codes.values()
     loaded = load_code(module.object, [code.symbol])
-    call_plan = build_call_plan(plan, module.codes, name="own product", available=launch.is_available)
+    call_plan = build_call_plan(plan, module.codes, name="generated GEMM", available=launch.is_available)
     native = launch.load(call_plan, {code.key: loaded.addresses[code.symbol]}, owner=loaded.owner)
     given = tuple(named.values())
     return lambda: native(*given)

@@ -1,12 +1,11 @@
-"""Which way a linear layer takes, of the library's and a kernel of our own: measured once for a machine, dtype and
-shape, and remembered on disk.
+"""Which candidate a linear layer takes, of the library's and a kernel of our own: measured once for a machine, dtype
+and shape, and remembered on disk.
 
-Takes what `graph/passes/parameters/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The
-ways are tried in turn on made-up numbers, the least time of each counts, and the likely way keeps its place unless
-another is clearly quicker.
-Always holds: a compile spends at most its budget on measuring; beyond it, and where one try would take long (so that
-all ways are about as quick), the likely way is taken. Entries of the disk cache hold a way's name; one that is not
-among the ways is ignored.
+Takes what `graph/passes/parameters/pack.py` asks (a `Linear` and the candidates that it may take); gives one of the
+candidates. The candidates are tried in turn on made-up numbers, the least time of each counts, and the default keeps
+its place unless another is clearly quicker. Always holds: a compile spends at most its budget on measuring; beyond it,
+and where one try would take long (so that all candidates are about as quick), the default is taken. Entries of the disk
+cache hold a candidate's name; one that is not among the candidates is ignored.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from fusewright.graph.passes.library.linear_paths import (
     PLAIN,
     TURNED,
     Linear,
+    candidates_for,
     likely,
-    ways_for,
 )
 from fusewright.runtime import host
 from fusewright.select import generated_gemm
@@ -60,8 +59,8 @@ _winners: dict[tuple[object, ...], str] = {}
 
 class Chooser:
     """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel
-    of ours must win against the library's ways (else a rule says for which shapes it is taken); `target`: the processor
-    that is compiled for, None for this one."""
+    of ours must win against the library's candidates (else a rule says for which shapes it is taken); `target`: the
+    processor that is compiled for, None for this one."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class Chooser:
         self.races = races
         self.target = target
 
-    def takes_own(self, linear: Linear) -> bool:
+    def takes_generated(self, linear: Linear) -> bool:
         """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was
         no race."""
         winner = _winners.get(_product(linear)) if self.races else None
@@ -93,44 +92,46 @@ class Chooser:
         return _quick_onednn[threads]
 
     def measured_onednn(self) -> bool:
-        ways = (PLAIN, ONEDNN)
-        if ONEDNN not in ways_for(PROBE):
+        candidates = (PLAIN, ONEDNN)
+        if ONEDNN not in candidates_for(PROBE):
             return False
-        quickest = self.remembered(PROBE, ways)
+        quickest = self.remembered(PROBE, candidates)
         if quickest is None:
-            best = times(PROBE, ways)
+            best = times(PROBE, candidates)
             quickest = ONEDNN if best[ONEDNN] < MUCH * best[PLAIN] else PLAIN
             if self.store:
-                host.store().put(key(PROBE, ways), "linear layer", quickest.encode())
+                host.store().put(key(PROBE, candidates), "linear layer", quickest.encode())
         return quickest == ONEDNN
 
-    def few_rows(self, linear: Linear) -> int:
-        """For how many rows a kernel of ours is to be beside the way that is chosen, where any number may come."""
+    def skinny_rows(self, linear: Linear) -> int:
+        """For how many rows a kernel of ours is to be beside the candidate that is chosen, where any number may
+        come."""
         return generated_gemm.most_rows(linear, self.target)
 
-    def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
+    def __call__(self, linear: Linear, candidates: Sequence[str]) -> str:
         own = generated_gemm.is_possible_for(linear, self.target)
         if own and not self.races and generated_gemm.is_likely_quick(linear, self.target):
             return OWN
-        default = likely(linear, ways, ONEDNN in ways and linear.dtype is torch.float32 and self.has_quick_onednn())
-        if linear.rows is None or (len(ways) < 2 and not (own and self.races)):
+        in_float = ONEDNN in candidates and linear.dtype is torch.float32
+        default = likely(linear, candidates, in_float and self.has_quick_onednn())
+        if linear.rows is None or (len(candidates) < 2 and not (own and self.races)):
             return default
         if linear.work < LEAST_MEASURED_WORK:
             return OWN if own and generated_gemm.is_likely_quick(linear, self.target) else PLAIN
         if own and self.races:
-            ways = (*ways, OWN)
-        name = (linear, torch.get_num_threads(), tuple(ways))
-        found = _known.get(name) or self.remembered(linear, ways)
+            candidates = (*candidates, OWN)
+        name = (linear, torch.get_num_threads(), tuple(candidates))
+        found = _known.get(name) or self.remembered(linear, candidates)
         if found is None and self.left > 0 and self.is_worth_it(linear):
             started = time.perf_counter()
-            found = measured(linear, ways, default)
+            found = measured(linear, candidates, default)
             self.left -= time.perf_counter() - started
             if self.store:
-                host.store().put(key(linear, ways), "linear layer", found.encode())
+                host.store().put(key(linear, candidates), "linear layer", found.encode())
         if found is None:
             return default
         _known[name] = found
-        if OWN in ways:
+        if OWN in candidates:
             _winners[_product(linear)] = found
         return found
 
@@ -140,10 +141,10 @@ class Chooser:
             linear.inner * linear.columns * linear.dtype.itemsize <= LARGEST_MEASURED or self.longest > LONGEST
         )
 
-    def remembered(self, linear: Linear, ways: Sequence[str]) -> str | None:
-        body = host.store().get(key(linear, ways)) if self.store else None
-        way = None if body is None else body.decode("ascii", "replace")
-        return way if way in ways else None
+    def remembered(self, linear: Linear, candidates: Sequence[str]) -> str | None:
+        body = host.store().get(key(linear, candidates)) if self.store else None
+        candidate = None if body is None else body.decode("ascii", "replace")
+        return candidate if candidate in candidates else None
 
 
 def _product(linear: Linear) -> tuple[object, ...]:
@@ -151,27 +152,27 @@ def _product(linear: Linear) -> tuple[object, ...]:
     return (linear.dtype, linear.rows, linear.inner, linear.columns, linear.bias, torch.get_num_threads())
 
 
-def key(linear: Linear, ways: Sequence[str]) -> str:
+def key(linear: Linear, candidates: Sequence[str]) -> str:
     """Where the disk cache has the choice."""
-    facts = f"{host.host_text()}|{torch.get_num_threads()} threads|{linear}|{' '.join(ways)}"
+    facts = f"{host.host_text()}|{torch.get_num_threads()} threads|{linear}|{' '.join(candidates)}"
     return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def measured(linear: Linear, ways: Sequence[str], default: str) -> str:
-    """The quickest way, tried here and now; where the number of rows varies, over a range of them."""
-    tried = [times(replace(linear, rows=rows), ways) for rows in _numbers_of_rows(linear)]
+def measured(linear: Linear, candidates: Sequence[str], default: str) -> str:
+    """The quickest candidate, tried here and now; where the number of rows varies, over a range of them."""
+    tried = [times(replace(linear, rows=rows), candidates) for rows in _numbers_of_rows(linear)]
     # The product of the shares of the default's time: each number of rows counts as much as another.
-    cost = {way: math.prod(best[way] / best[default] for best in tried) ** (1 / len(tried)) for way in ways}
-    quickest = min(cost, key=lambda way: cost[way])
+    cost = {one: math.prod(best[one] / best[default] for best in tried) ** (1 / len(tried)) for one in candidates}
+    quickest = min(cost, key=lambda candidate: cost[candidate])
     if cost[quickest] < (FAR if _is_far(linear, quickest) else CLEARLY):
         return quickest
-    rest = [way for way in ways if not _is_far(linear, way)]
-    other = min(rest, key=lambda way: cost[way], default=default)
+    rest = [candidate for candidate in candidates if not _is_far(linear, candidate)]
+    other = min(rest, key=lambda candidate: cost[candidate], default=default)
     return other if cost[other] < CLEARLY else default
 
 
-def _is_far(linear: Linear, way: str) -> bool:
-    return way == ONEDNN and linear.varies and linear.dtype is torch.float32 and not linear.pixels
+def _is_far(linear: Linear, candidate: str) -> bool:
+    return candidate == ONEDNN and linear.varies and linear.dtype is torch.float32 and not linear.pixels
 
 
 def _numbers_of_rows(linear: Linear) -> tuple[int | None, ...]:
@@ -179,23 +180,23 @@ def _numbers_of_rows(linear: Linear) -> tuple[int | None, ...]:
     return (max(1, linear.rows // 4), linear.rows) if linear.varies and linear.rows is not None else (linear.rows,)
 
 
-def times(linear: Linear, ways: Sequence[str]) -> dict[str, float]:
-    """The least seconds of each way."""
+def times(linear: Linear, candidates: Sequence[str]) -> dict[str, float]:
+    """The least seconds of each candidate."""
     with (
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
         torch._C.DisableTorchFunction(),
     ):
-        calls = {way: _TRIES[way](linear, *_numbers(linear)) for way in ways}
+        calls = {candidate: _TRIES[candidate](linear, *_numbers(linear)) for candidate in candidates}
         for call in calls.values():
             call()
         best = dict.fromkeys(calls, float("inf"))
         for _ in range(ROUNDS):
-            for way, call in calls.items():
+            for candidate, call in calls.items():
                 begin = time.perf_counter()
                 call()
-                best[way] = min(best[way], time.perf_counter() - begin)
+                best[candidate] = min(best[candidate], time.perf_counter() - begin)
     return best
 
 

@@ -61,7 +61,7 @@ def isolated(plan: Plan, candidate: Candidate, results: Sequence[str]) -> Plan:
         position = list(inputs).index(name) if name in inputs else -1
         buffers[name] = replace(buffer, role=role, position=position, offset=0)
     outputs = tuple(Output("buffer", name) for name in results)
-    steps = tuple(step if isinstance(step, RunExtern) else replace(step, together=False) for step in candidate.steps)
+    steps = tuple(step if isinstance(step, RunExtern) else replace(step, horizontal=False) for step in candidate.steps)
     return Plan(dict(candidate.kernels), buffers, steps, tuple(inputs), outputs)
 
 

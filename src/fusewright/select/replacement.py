@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fusewright.base.records import dataclass, replace
 from fusewright.loops.ir import Buffer
-from fusewright.schedule.dependencies import extern_reads
+from fusewright.schedule.dependencies import extern_reads, used_buffers
 from fusewright.schedule.plan import (
     Kernel,
     Plan,
@@ -76,14 +76,6 @@ def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
 def with_steps(plan: Plan, kernels: dict[str, Kernel], buffers: dict[str, Buffer], steps: Sequence[Step]) -> Plan:
     """The plan with other steps, and those buffers that they use."""
     assert not plan.placements, "a plan's steps are settled before its memory"
-    used = set(plan.inputs)
-    for made in kernels.values():
-        used.update(made.buffers)
-    for step in steps:
-        if isinstance(step, RunExtern):
-            used.update(extern_reads(step.extern))
-            used.update(name for name in (*step.extern.outputs, *step.extern.mutates) if name is not None)
-    for output in plan.outputs:
-        used.add(output.buffer if output.ref is None else output.ref.buffer)
+    used = used_buffers(plan.inputs, plan.outputs, kernels, steps)
     buffers = {name: buffer for name, buffer in buffers.items() if name in used}
     return replace(plan, kernels=kernels, buffers=buffers, steps=tuple(steps))

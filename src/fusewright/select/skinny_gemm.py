@@ -26,9 +26,11 @@ def find(plan: Plan) -> list[Site]:
     for number, step in enumerate(plan.steps):
         if not isinstance(step, RunExtern):
             continue
-        few = step.extern.few
+        few = step.extern.skinny
         extern = (
-            step.extern if few is None else replace(step.extern, target=few.target, args=few.args, kwargs=(), few=None)
+            step.extern
+            if few is None
+            else replace(step.extern, target=few.target, args=few.args, kwargs=(), skinny=None)
         )
         describe = MATRICES.get(schema_name(extern.target) or "")
         site = None if describe is None or not is_plain(plan, extern, static=False) else describe(plan, number, extern)
@@ -54,21 +56,21 @@ def beside(plan: Plan, chosen: Sequence[tuple[Site, Kernel]]) -> Plan:
         for number in steps_of(site):
             steps[number] = replace(steps[number], when=1 - few)
         at = steps_of(site)[-1]
-        while _is_together(plan.steps[at]):  # what the steps of a region read is there before the first of them
+        while _is_horizontal(plan.steps[at]):  # what the steps of a region read is there before the first of them
             at -= 1
         before.setdefault(at, []).append(RunKernel(kernel.name, when=few))
     made = [one for number, step in enumerate(steps) for one in (*before.get(number, ()), _without_few(step))]
     return with_steps(plan, kernels, dict(plan.buffers), made)
 
 
-def _is_together(step: Step) -> bool:
-    return isinstance(step, RunKernel) and step.together
+def _is_horizontal(step: Step) -> bool:
+    return isinstance(step, RunKernel) and step.horizontal
 
 
 def _without_few(step: Step) -> Step:
     """The step with what it says of few rows forgotten: whoever could use it has."""
     return (
-        replace(step, extern=replace(step.extern, few=None))
-        if isinstance(step, RunExtern) and step.extern.few is not None
+        replace(step, extern=replace(step.extern, skinny=None))
+        if isinstance(step, RunExtern) and step.extern.skinny is not None
         else step
     )

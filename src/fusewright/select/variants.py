@@ -2,7 +2,7 @@
 
 Takes a `Site`; gives its `Variant`s: kernels that do what the library's operator does, with the pointwise kernel that
 follows as their last part (`fused`), with the inner dimension cut into parts that the following kernel adds up
-(`split_k`), or alone (`plain`); and one kernel for products of one left operand (`together`). Always holds: a variant
+(`split_k`), or alone (`plain`); and one kernel for products of one left operand (`horizontal`). Always holds: a variant
 computes what the steps that it stands for compute, products summed in float32.
 """
 
@@ -382,7 +382,7 @@ def _is_written(plan: Plan, buffer: str, first: int, last: int) -> bool:
     return any(buffer in touched(plan, number)[1] for number in range(first, last + 1))
 
 
-def together(group: Sequence[Site]) -> Kernel:
+def horizontal(group: Sequence[Site]) -> Kernel:
     """One kernel for the products of a group: a batch, of which each product has matrices of its own."""
     site = group[0]
     axes = axes_of(len(group), site.rows, site.columns)

@@ -1,8 +1,9 @@
 """FUSEWRIGHT_DEBUG=1 (or options={"trace.enabled": True}): every stage of every compile as a text file.
 
 Takes the event stream; gives `./fusewright_debug/<run>/<function>/<version>/NNN_stage.txt`, and an index page of the
-run. A run is one process; each compile of a function is a version. Always holds: a stage whose text is that of the file
-before it is left out, and the index says so.
+run. Beside it lies NNN_stage.ir where a compile can start from the stage's result (backends/stage_texts.py). A run is
+one process; each compile of a function is a version. Always holds: a stage whose text is that of the file before it is
+left out, and the index says so.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ class DebugFolder:
         self._versions: dict[str, _Version] = {}
         self._lock = threading.Lock()
 
-    def write(self, function: str, stage: str, text: str, note: str = "") -> None:
-        """Adds a stage to the latest version of `function`; `note` follows its text."""
+    def write(
+        self, function: str, stage: str, text: str, note: str = "", complete: Callable[[], str] | None = None
+    ) -> None:
+        """Adds a stage to the latest version of `function`; `note` follows its text, what `complete` gives lies beside
+        it."""
         name = _as_file_name(function)
         with self._lock:
             version = self._versions.setdefault(name, _Version(0))
@@ -44,6 +48,8 @@ class DebugFolder:
             version.stages += 1
             (self.folder / place).mkdir(parents=True, exist_ok=True)
             (self.folder / file).write_text(text + note + "\n")
+            if complete is not None:
+                (self.folder / file).with_suffix(".ir").write_text(complete())
             self._list(f'<li><a href="{html.escape(str(file))}">{html.escape(str(file))}</a>')
 
     def _list(self, row: str) -> None:
@@ -61,8 +67,8 @@ class DebugFolder:
             known = self._versions.get(name)
             if known is not None and known.complete:
                 self._versions[name] = _Version(known.number + 1)
-        for stage, text, *note in WRITERS.get(type(event), lambda _: [])(event):
-            self.write(event.function, stage, text, *note)
+        for stage, text, *rest in WRITERS.get(type(event), lambda _: [])(event):
+            self.write(event.function, stage, text, *rest)
         if isinstance(event, events.Compiled) and _as_file_name(event.function) in self._versions:
             self._versions[_as_file_name(event.function)].complete = True
 
@@ -86,13 +92,13 @@ def _as_file_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "_", text).strip("_")
 
 
-def _captured(event: events.Captured) -> list[tuple[str, ...]]:
+def _captured(event: events.Captured) -> list[tuple[Any, ...]]:
     return [("graph", str(event.graph)), ("guards", "\n".join(event.guards)), ("finish", event.finish_text)]
 
 
-WRITERS: dict[type[events.Event], Callable[[Any], list[tuple[str, ...]]]] = {
+WRITERS: dict[type[events.Event], Callable[[Any], list[tuple[Any, ...]]]] = {
     events.Captured: _captured,
-    events.StageDone: lambda event: [(event.stage, event.text())],
+    events.StageDone: lambda event: [(event.stage, event.text(), "", event.complete)],
     events.PassDone: lambda event: [(f"pass_{event.name}", event.text, f"\n# {event.rewrites} rewrites")],
     events.KernelMade: lambda event: [(f"kernel_{event.name}", event.text())],
     events.Broken: lambda event: [("break", str(event.report))],

@@ -27,6 +27,7 @@ ARTIFACTS: dict[str, str] = {
     "loops": "the loop program",
     "fusion": "the operators of every kernel, and the lines that they come from",
     "schedule": "kernels in order, with the memory plan",
+    "bounds": "accesses to memory that were not shown to lie inside their buffers",
     "output_code": "the call plan",
     "kernel_code": "the generated kernels",
     "cache": "disk cache hits and misses",

@@ -71,7 +71,7 @@ def _cumulative(of: Callable[..., Any]) -> Row:
 ROWS |= {"cumsum.default": _cumulative(jnp.cumsum), "cumprod.default": _cumulative(jnp.cumprod)}
 
 
-def _moments(x: Array, dims: Any, correction: Any, keep: bool) -> tuple[Array, Array]:
+def _statistics(x: Array, dims: Any, correction: Any, keep: bool) -> tuple[Array, Array]:
     dims = dims_of(x, dims)
     count = math.prod(x.shape[dim] for dim in dims) - (1 if correction is None else correction)
     mean = jnp.mean(x, dims, keepdims=True)
@@ -81,22 +81,22 @@ def _moments(x: Array, dims: Any, correction: Any, keep: bool) -> tuple[Array, A
 
 @row("var.correction")
 def _var(values: Values, x: Array, dims: Any = None, correction: Any = None, keepdim: bool = False) -> Array:
-    return _moments(x, dims, correction, keepdim)[0]
+    return _statistics(x, dims, correction, keepdim)[0]
 
 
 @row("std.correction")
 def _std(values: Values, x: Array, dims: Any = None, correction: Any = None, keepdim: bool = False) -> Array:
-    return jnp.sqrt(_moments(x, dims, correction, keepdim)[0])
+    return jnp.sqrt(_statistics(x, dims, correction, keepdim)[0])
 
 
 @row("var_mean.correction")
 def _var_mean(values: Values, x: Array, dims: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
-    return _moments(x, dims, correction, keepdim)
+    return _statistics(x, dims, correction, keepdim)
 
 
 @row("std_mean.correction")
 def _std_mean(values: Values, x: Array, dims: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
-    variance, mean = _moments(x, dims, correction, keepdim)
+    variance, mean = _statistics(x, dims, correction, keepdim)
     return jnp.sqrt(variance), mean
 
 

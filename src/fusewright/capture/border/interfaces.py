@@ -200,7 +200,7 @@ class Tracer(Protocol):
     open_contexts: dict[int, BaseException]
     options: CaptureOptions
     recorder: Recorder
-    ways: Any
+    branches: Any
 
     @property
     def world(self) -> World: ...

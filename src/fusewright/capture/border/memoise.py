@@ -256,7 +256,7 @@ class Repeats:
                 -1 if gradients is None else len(gradients),
                 recorder.freed,
                 len(recorder.read_sizes),
-                len(tracer.ways.joined),
+                len(tracer.branches.joined),
                 None if env is None else (len(env.symbols), len(env.unbacked)),
             ),
             stack=tracer.stack(),

@@ -222,7 +222,7 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
             left, right = concrete(left), concrete(right)
         answer = native(row.function, left, right)
         if type(answer) is torch.SymBool and not is_open(answer):
-            return world.tracer.ways.answer(world.tracer, answer)
+            return world.tracer.branches.answer(world.tracer, answer)
         return concrete(answer) if type(answer) is not torch.SymBool else answer
     if left_type is TracedArray or right_type is TracedArray:
         return arrays.binary(world, op, left, right)
@@ -432,7 +432,7 @@ def truth(world: World, obj: Any) -> bool:
         return (
             native(bool, obj)
             if kind is not torch.SymInt
-            else world.tracer.ways.answer(world.tracer, native(operator.ne, obj, 0))
+            else world.tracer.branches.answer(world.tracer, native(operator.ne, obj, 0))
         )
     if isinstance(obj, torch.Tensor):
         value = world.recorder.known_value(obj)

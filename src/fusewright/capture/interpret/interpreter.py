@@ -33,7 +33,7 @@ from fusewright.capture.interpret.continuation import Continuation, returning
 from fusewright.capture.interpret.generators import InterpretedGenerator
 from fusewright.capture.interpret.opcodes import HANDLERS, unsupported
 from fusewright.capture.interpret.pending import Pending
-from fusewright.capture.interpret.predication import Ways
+from fusewright.capture.interpret.predication import Branches
 from fusewright.capture.interpret.tracebacks import Raised
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.record.recorder import Recorder
@@ -196,7 +196,7 @@ class Tracer:
         what is returned
     step             root instructions begun so far
     history          what earlier captures have met
-    ways             calls that depend on comparisons of sizes, and may be recorded for each outcome
+    branches         calls that depend on comparisons of sizes, and may be recorded for each outcome
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Tracer:
         self.locals = arguments
         self.options = options
         self.assumptions = assumptions
-        self.ways = Ways(enabled=False)  # set by the attempt
+        self.branches = Branches(enabled=False)  # set by the attempt
         self.history = History()  # so is this
         self.recorder: Recorder = None  # type: ignore[assignment]  # the attempt sets both
         self.world: World = None  # type: ignore[assignment]
@@ -325,8 +325,8 @@ class Tracer:
             raise SkipFrame("frame-kind", f"{code.co_qualname} is a coroutine")
         self.world.load_function(function)
         values = bind(function, args, kwargs or {}, self.world.load_default)
-        if self.ways.may_fork(self, function, values):
-            return self.ways.call(self, function, lambda: Frame(self, function, decoded(code), list(values)))
+        if self.branches.may_fork(self, function, values):
+            return self.branches.call(self, function, lambda: Frame(self, function, decoded(code), list(values)))
         return self.execute(Frame(self, function, decoded(code), values), None)
 
     def called_natively(self, function: types.FunctionType, values: tuple[object, ...]) -> object:

@@ -1,10 +1,10 @@
-"""Calls whose result depends on a comparison of sizes: both ways are recorded, so that one version serves the sizes of
-either.
+"""Calls whose result depends on a comparison of sizes: both branches are recorded, so that one version serves the sizes
+of either.
 
 Takes a call of a Python function that is interpreted; gives its result. Where the function itself compares symbolic
 sizes (`if height == width: return table`) and gives a tensor, it is interpreted once for each outcome, and the result
 is chosen by the sizes at run time; no outcome becomes a guard. Always holds: nothing that is recorded for one outcome
-takes it for granted, so it may run for any sizes; ways that have an effect, draw random numbers, read something new
+takes it for granted, so it may run for any sizes; branches that have an effect, draw random numbers, read something new
 from outside, make guards of their own, cost a matrix product or do not give plain tensors that are the same size for
 their outcome raise `Retry`, and the frame is captured again with the comparison as a guard, as it is everywhere else. A
 chosen result is a tensor of its own: where the program could tell (it writes to it, returns it, or asks for its
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 GUARDED = "guarded"
-"""What is noted of a code object, beside the sizes that were seen, when its ways cannot be joined."""
-MOST_WAYS = 4
+"""What is noted of a code object, beside the sizes that were seen, when its branches cannot be joined."""
+MOST_BRANCHES = 4
 MOST_OPERATORS = 16
 """That one way may record: all of them run at every call."""
 _HEAVY = frozenset({
@@ -75,8 +75,8 @@ class _Way:
     result: TracedTensor
 
 
-class Ways:
-    """The calls of one attempt that may be taken both ways."""
+class Branches:
+    """The calls of one attempt of which both branches may be taken."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -190,7 +190,7 @@ def _state(tracer: Tracer) -> tuple[object, ...]:
 
 
 def _may_train(tracer: Tracer) -> bool:
-    """Whether gradients may be wanted: they would flow through both ways."""
+    """Whether gradients may be wanted: they would flow through both branches."""
     return torch.is_grad_enabled() and any(
         isinstance(real, torch.Tensor) and real.requires_grad for _, real in tracer.recorder.inputs
     )
@@ -201,9 +201,9 @@ def _last_node(tracer: Tracer) -> torch.fx.Node:
     return next(iter(reversed(tracer.recorder.graph.nodes)), tracer.recorder.graph._root)  # type: ignore[no-any-return]
 
 
-def _is_light(tracer: Tracer, before: torch.fx.Node, ways: int) -> bool:
-    """Whether what was recorded after `before`, for that many ways, may run at every call: it has no effect and costs
-    little."""
+def _is_light(tracer: Tracer, before: torch.fx.Node, branches: int) -> bool:
+    """Whether what was recorded after `before`, for that many branches, may run at every call: it has no effect and
+    costs little."""
     count, node = 0, before.next
     while node.op != "root":
         if node.op == "call_function" and isinstance(node.target, OpOverload):
@@ -212,16 +212,21 @@ def _is_light(tracer: Tracer, before: torch.fx.Node, ways: int) -> bool:
                 return False
             count += not known.is_view
         node = node.next
-    return count <= MOST_OPERATORS * ways
+    return count <= MOST_OPERATORS * branches
 
 
 class _Joining:
-    """The ways of one call."""
+    """The branches of one call."""
 
     def __init__(
-        self, ways: Ways, tracer: Tracer, code: types.CodeType, make: Callable[[], Frame], start: tuple[object, ...]
+        self,
+        branches: Branches,
+        tracer: Tracer,
+        code: types.CodeType,
+        make: Callable[[], Frame],
+        start: tuple[object, ...],
     ) -> None:
-        self.ways, self.tracer, self.code, self.make, self.start = ways, tracer, code, make, start
+        self.branches, self.tracer, self.code, self.make, self.start = branches, tracer, code, make, start
         self.recorder = tracer.recorder
         assert tracer.recorder.env is not None
         self.env: ShapeEnv = tracer.recorder.env
@@ -234,7 +239,7 @@ class _Joining:
             raise self.refuse()
         base = self.base()
         chosen = self.choose(tree, base)
-        self.ways.joined.append((chosen, self.code))
+        self.branches.joined.append((chosen, self.code))
         return chosen
 
     def refuse(self) -> Retry:
@@ -248,7 +253,7 @@ class _Joining:
         same = self.tree(asked, result, depth + 1)
         path = (*asked[:depth], (relation, not answer))
         try:
-            more, other = self.ways._run(self.tracer, self.make(), path)
+            more, other = self.branches._run(self.tracer, self.make(), path)
         except (UserException, Signal) as signal:
             raise self.refuse() from signal
         if _state(self.tracer) != self.start:
@@ -257,7 +262,7 @@ class _Joining:
         return (relation, same, different) if answer else (relation, different, same)
 
     def way(self, path: Path, result: object) -> _Way:
-        if type(result) is not TracedTensor or len(self.found) == MOST_WAYS or result.recorder is not self.recorder:
+        if type(result) is not TracedTensor or len(self.found) == MOST_BRANCHES or result.recorder is not self.recorder:
             raise self.refuse()
         type_ = result.tensor_type
         dense = contiguous_strides(type_.shape)

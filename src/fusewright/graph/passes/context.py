@@ -8,7 +8,7 @@ import torch.fx
 
 from fusewright.base.records import dataclass, field
 from fusewright.base.rewrites import Rewrites
-from fusewright.graph.passes.library.linear_paths import Choose, FewRows, Linear, likely, no_rows
+from fusewright.graph.passes.library.linear_paths import Choose, Linear, SkinnyRows, likely, no_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ Observer = Callable[[PassReport], None]
 @dataclass(slots=True)
 class PassContext:
     """rewrites: one budget over all lists of passes. observer: hears of each pass. keeps_parameters: what depends on
-    parameters alone is computed once, beforehand. choose: which of the library's ways a linear layer takes. few_rows:
-    whether a generated kernel stands beside it. takes_generated: whether a generated kernel, which multiplies halves as
-    they are, computes a product. has_quick_onednn: whether oneDNN's products in float32 are much quicker than
-    eager's."""
+    parameters alone is computed once, beforehand. choose: which of the library's candidates computes a linear layer.
+    skinny_rows: for how many rows a generated kernel stands beside it (0: none does). takes_generated: whether a
+    generated kernel, which multiplies halves as they are, computes a product. has_quick_onednn: whether oneDNN's
+    products in float32 are much quicker than eager's."""
 
     rewrites: Rewrites = field(default_factory=Rewrites)
     observer: Observer | None = None
     keeps_parameters: bool = False
     choose: Choose = likely
-    few_rows: FewRows = no_rows
+    skinny_rows: SkinnyRows = no_rows
     takes_generated: Callable[[Linear], bool] = lambda linear: False
     has_quick_onednn: Callable[[], bool] = lambda: False
 

@@ -15,7 +15,7 @@ from fusewright.loops.lower import (
     reductions,
     scans,
     shape,
-    skinny_gemm as few_rows,
+    skinny_gemm,
     views,
 )
 from fusewright.loops.lower.driver import lower
@@ -25,7 +25,7 @@ __all__ = [
     "collectives",
     "convolution",
     "factories",
-    "few_rows",
+    "skinny_gemm",
     "indexing",
     "interpolation",
     "losses",

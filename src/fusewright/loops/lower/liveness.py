@@ -25,7 +25,7 @@ def reads(operation: Operation) -> set[str]:
                     found |= loaded_buffers(value)
             return found
         case Extern():
-            few = () if operation.few is None else operation.few.args
+            few = () if operation.skinny is None else operation.skinny.args
             return {ref.buffer for ref in references((operation.args, operation.kwargs, few))}
         case _:
             return loaded_buffers(operation.value) | loaded_buffers(operation.finish)

@@ -12,7 +12,7 @@ from torch import nn
 import fusewright
 from fusewright import _native
 from fusewright.base.events import STREAM, Event, FellBack, StageDone
-from fusewright.graph.passes.library.linear_paths import LARGEST_TWICE, MKL, Linear, likely, ways_for
+from fusewright.graph.passes.library.linear_paths import LARGEST_TWICE, MKL, Linear, candidates_for, likely
 from fusewright.select.linear import Chooser
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch without MKL")
@@ -23,7 +23,7 @@ def prepared_plans() -> list[_native.PreparedPlan]:
 
 
 def take_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chooser, "__call__", lambda self, linear, ways: MKL if MKL in ways else ways[0])
+    monkeypatch.setattr(Chooser, "__call__", lambda self, linear, candidates: MKL if MKL in candidates else candidates[0])
 
 
 @needs_mkl
@@ -156,4 +156,4 @@ def test_no_matrix_is_laid_out_twice_for_few_rows_or_when_it_is_large() -> None:
     few = Linear(torch.float32, 4, 256, 256, True, True, varies=True)
     large = Linear(torch.float32, 64, 4096, LARGEST_TWICE // 4096 // 4 + 1, True, True, varies=True)
     for linear in (few, large):
-        assert MKL not in ways_for(linear) and likely(linear, ways_for(linear)) != MKL
+        assert MKL not in candidates_for(linear) and likely(linear, candidates_for(linear)) != MKL

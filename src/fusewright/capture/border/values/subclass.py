@@ -51,7 +51,7 @@ def announce(world: World) -> None:
         raise Retry(unknown_shapes=False)
     world.overridden = True
     world.recorder.refuse_unasked = torch_function.refuse_unasked
-    world.repeats.enabled = world.tracer.ways.enabled = False
+    world.repeats.enabled = world.tracer.branches.enabled = False
 
 
 def give_class(world: World, traced: torch.Tensor, kind: type) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""The library's ways to compute a linear layer by parameters, and which one is likely the quickest for a shape.
+"""The library's candidates to compute a linear layer by parameters, and which one is likely the quickest for a shape.
 
-Takes a `Linear` (dtype and sizes of one matrix product by a constant matrix); `ways_for` gives the names of the ways
-that exist for it, and `likely` the one that measurements on several shapes favour. `graph/passes/parameters/pack.py`
-builds graphs of a way, `select/linear.py` measures them. Always holds: every way computes the same sums in the same
-precision (NaN and infinities included); the order differs.
+Takes a `Linear` (dtype and sizes of one matrix product by a constant matrix); `candidates_for` gives the names of the
+candidates that exist for it, and `likely` the one that measurements on several shapes favour.
+`graph/passes/parameters/pack.py` builds graphs of a candidate, `select/linear.py` measures them. Always holds: every
+candidate computes the same sums in the same precision (NaN and infinities included); the order differs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.base.records import dataclass
-from fusewright.base.thresholds import CACHED, FEW_CHANNELS, FEW_ROWS, FEWER_ROWS, LARGEST_TWICE, SMALLEST
+from fusewright.base.thresholds import CACHED, FEW_CHANNELS, FEWER_ROWS, LARGEST_TWICE, SKINNY_ROWS, SMALLEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Linear:
     @property
     def least_packed(self) -> int:
         """Rows from which MKL's packed matrix is likely quicker than the operator as it is."""
-        return FEW_ROWS if self.inner * self.columns < CACHED else FEWER_ROWS + 1
+        return SKINNY_ROWS if self.inner * self.columns < CACHED else FEWER_ROWS + 1
 
 
 Choose = Callable[[Linear, Sequence[str]], str]
 
-FewRows = Callable[[Linear], int]
-"""For how many rows a kernel of ours is beside the library's way, where any number may come."""
+SkinnyRows = Callable[[Linear], int]
+"""For how many rows a kernel of ours is beside the library's candidate, where any number may come."""
 
 
 def no_rows(linear: Linear) -> int:
@@ -68,8 +68,8 @@ def _onednn_takes(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()))
 
 
-def ways_for(linear: Linear) -> tuple[str, ...]:
-    """The ways that this PyTorch has for it on a CPU; the first is `plain`, or `convolution` for images."""
+def candidates_for(linear: Linear) -> tuple[str, ...]:
+    """The candidates that this PyTorch has for it on a CPU; the first is `plain`, or `convolution` for images."""
     found = [PLAIN] if linear.image is None else [CONVOLUTION, PLAIN]
     if min(linear.columns, linear.inner) >= SMALLEST:
         if linear.by_rows and linear.dtype is torch.float32:
@@ -83,28 +83,28 @@ def ways_for(linear: Linear) -> tuple[str, ...]:
     return tuple(found)
 
 
-def likely(linear: Linear, ways: Sequence[str], quick_onednn: bool = False) -> str:
-    """The way to take without measuring. quick_onednn: whether oneDNN's products in float32 are much quicker than
+def likely(linear: Linear, candidates: Sequence[str], quick_onednn: bool = False) -> str:
+    """The candidate to take without measuring. quick_onednn: whether oneDNN's products in float32 are much quicker than
     eager's on this processor."""
-    if quick_onednn and linear.dtype is torch.float32 and ONEDNN in ways:
+    if quick_onednn and linear.dtype is torch.float32 and ONEDNN in candidates:
         return CONVOLUTION if linear.image is not None and min(linear.inner, linear.columns) < FEW_CHANNELS else ONEDNN
     if linear.image is not None:
-        if linear.rows is not None and linear.rows < FEW_ROWS:
+        if linear.rows is not None and linear.rows < SKINNY_ROWS:
             return (
                 PLAIN  # a call of oneDNN's convolution takes 75 to 100 microseconds beside its work, a product 5 to 10
             )
         if min(linear.inner, linear.columns) < FEW_CHANNELS:
-            return TURNED if TURNED in ways and not linear.bias else CONVOLUTION
-        return MKL if MKL in ways else CONVOLUTION
-    if linear.pixels and min(linear.inner, linear.columns) >= FEW_CHANNELS and MKL in ways:
+            return TURNED if TURNED in candidates and not linear.bias else CONVOLUTION
+        return MKL if MKL in candidates else CONVOLUTION
+    if linear.pixels and min(linear.inner, linear.columns) >= FEW_CHANNELS and MKL in candidates:
         # ResNet-50 where one size stays: 0.97 and 0.90 of static code's speed, with oneDNN's products 0.92 and 0.84
         return MKL
-    if linear.pixels and ONEDNN in ways:
+    if linear.pixels and ONEDNN in candidates:
         return ONEDNN
-    if linear.varies and linear.dtype is torch.float32 and TURNED in ways:
-        return PLAIN if linear.rows is not None and linear.rows < FEW_ROWS else MKL if MKL in ways else TURNED
+    if linear.varies and linear.dtype is torch.float32 and TURNED in candidates:
+        return PLAIN if linear.rows is not None and linear.rows < SKINNY_ROWS else MKL if MKL in candidates else TURNED
     if linear.dtype is torch.float32:
         if linear.rows is not None and linear.rows < linear.least_packed:
             return PLAIN
-        return MKL if MKL in ways else ONEDNN if ONEDNN in ways else PLAIN
-    return ONEDNN if ONEDNN in ways else PLAIN
+        return MKL if MKL in candidates else ONEDNN if ONEDNN in candidates else PLAIN
+    return ONEDNN if ONEDNN in candidates else PLAIN

@@ -24,20 +24,20 @@ from fusewright.graph.builder import Builder
 from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
-    FEW_ROWS as PLAIN_ROWS,
     LARGEST_TWICE,
     MKL,
     ONEDNN,
     OWN,
     PLAIN,
+    SKINNY_ROWS as PLAIN_ROWS,
     TURNED,
     Linear,
-    ways_for,
+    candidates_for,
 )
 from fusewright.graph.passes.parameters.freeze import may_be_kept
 from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.graph.passes.parameters.usual_sizes import UsualSizes
-from fusewright.graph.skinny_gemm import FEW_ROWS
+from fusewright.graph.skinny_gemm import SKINNY_GEMM
 from fusewright.operators.schema import facts
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, maximum
@@ -54,7 +54,7 @@ _IN_FLOAT = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that BatchNorm computes in float32."""
 
 BIAS_FIRST = (PLAIN, TURNED, MKL)
-"""Ways that write the bias to each row of the result before they compute."""
+"""Candidates that write the bias to each row of the result before they compute."""
 
 ACTIVATIONS: dict[Any, str] = {aten.silu.default: "swish", aten.hardswish.default: "hardswish"}
 """Activations that the library fuses exactly, and their names there."""
@@ -154,21 +154,21 @@ class _Packing:
             type_.dtype, self.near(rows), inner, columns, bias is not None and not apart, by_rows, varies=varies
         )
         plain_input = _is_plain(x.meta["type"])
-        ways = tuple(way for way in self.ways(linear, rows) if plain_input or way in (PLAIN, TURNED))
-        way = self.context.choose(linear, ways) if linear.rows != 0 else PLAIN
-        if apart and way in BIAS_FIRST and self.context.allow(f"bias apart: {node.name}"):
+        candidates = tuple(one for one in self.candidates(linear, rows) if plain_input or one in (PLAIN, TURNED))
+        candidate = self.context.choose(linear, candidates) if linear.rows != 0 else PLAIN
+        if apart and candidate in BIAS_FIRST and self.context.allow(f"bias apart: {node.name}"):
             product = self.new(aten.mm.default, (x, weight), self.dense_result(node), node)
             self.replace(node, self.within(aten.add.Tensor, product, bias, at=node))
             node, bias = product, None
         twice = not by_rows and inner * columns * type_.dtype.itemsize > LARGEST_TWICE
-        most = self.context.few_rows(linear) if varies and not twice else 0
-        if way != PLAIN and self.context.allow(f"packed weight ({way}): {node.name}"):
-            node = _WAYS[way](self, node, x, weight, bias, linear)
+        most = self.context.skinny_rows(linear) if varies and not twice else 0
+        if candidate != PLAIN and self.context.allow(f"packed weight ({candidate}): {node.name}"):
+            node = _CANDIDATES[candidate](self, node, x, weight, bias, linear)
             if not most:
                 self.fuse_activation(node)
         elif by_rows:
             return  # for a kernel of ours the operator is as good as it is
-        if most and self.context.allow(f"few rows: {node.name}"):
+        if most and self.context.allow(f"skinny GEMM: {node.name}"):
             self.beside(node, x, weight, bias, linear, most)
 
     def beside(self, product: Node, x: Node, weight: Node, bias: Node | None, linear: Linear, most: int) -> None:
@@ -176,13 +176,15 @@ class _Packing:
         side."""
         if not linear.by_rows:
             weight = self.call(aten.t.default, self.by_rows(weight, product), at=product)
-        noted = self.new(FEW_ROWS, (product, x, weight, bias, most), product.meta["type"], product.next)
+        noted = self.new(SKINNY_GEMM, (product, x, weight, bias, most), product.meta["type"], product.next)
         product.replace_all_uses_with(noted, delete_user_cb=lambda user: user is not noted)
 
-    def ways(self, linear: Linear, rows: Dim) -> tuple[str, ...]:
-        """The ways that the product may take. A matrix for the rows that usually come needs sizes that the call has as
-        inputs."""
-        return tuple(way for way in ways_for(linear) if way != MKL or not linear.varies or self.usual.has(rows))
+    def candidates(self, linear: Linear, rows: Dim) -> tuple[str, ...]:
+        """The candidates that the product may take. A matrix for the rows that usually come needs sizes that the call
+        has as inputs."""
+        return tuple(
+            one for one in candidates_for(linear) if one != MKL or not linear.varies or self.usual.has(rows)
+        )
 
     def bias_apart(self, node: Node, bias: Node | None, rows: Dim) -> bool:
         """Whether the one kernel that reads the product `node` shall add its bias. Products take it as what they add
@@ -191,7 +193,7 @@ class _Packing:
         few = isinstance(rows, int) and rows < PLAIN_ROWS
         return bias is not None and not few and node.meta["type"].dtype is torch.float32 and _is_read_by_a_loop(node)
 
-    # Each way gives the node of the product.
+    # Each candidate gives the node of the product.
 
     def turned(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> Node:
         node.replace_input_with(weight, self.by_inputs(weight, node))
@@ -380,10 +382,10 @@ class _Packing:
             linear = Linear(dtype, rows, inner, columns, with_bias, True, (batch, height, width))
         else:
             linear = Linear(dtype, self.near(rows), inner, columns, with_bias, True, varies=True, pixels=True)
-        way = self.context.choose(linear, self.ways(linear, rows))
-        if way == CONVOLUTION:
+        candidate = self.context.choose(linear, self.candidates(linear, rows))
+        if candidate == CONVOLUTION:
             return None
-        later = bias if apart and way in BIAS_FIRST else None
+        later = bias if apart and candidate in BIAS_FIRST else None
         bias = bias if later is None else None
         pixels = self.within(aten.permute.default, x, [0, 2, 3, 1], at=after)
         flat = self.within(aten.view.default, pixels, [rows, inner], at=after)
@@ -397,8 +399,8 @@ class _Packing:
         back = self.within(aten.view.default, whole, [batch, height, width, columns], at=after)
         made = self.within(aten.permute.default, back, [0, 3, 1, 2], at=after)
         self.replace(after, made)
-        if way != PLAIN:
-            self.fuse_activation(_WAYS[way](self, product, flat, turned, bias, linear))
+        if candidate != PLAIN:
+            self.fuse_activation(_CANDIDATES[candidate](self, product, flat, turned, bias, linear))
         return made
 
     def norm_after(self, node: Node) -> Node | None:
@@ -503,7 +505,7 @@ _ACTIVATION_AT: dict[Any, int] = {
     torch.ops.mkldnn._convolution_pointwise.default: 7,
 }
 
-_WAYS: dict[str, Any] = {TURNED: _Packing.turned, MKL: _Packing.mkl, ONEDNN: _Packing.onednn, OWN: _Packing.own}
+_CANDIDATES: dict[str, Any] = {TURNED: _Packing.turned, MKL: _Packing.mkl, ONEDNN: _Packing.onednn, OWN: _Packing.own}
 
 _ROWS: dict[Any, Any] = {
     aten.mm.default: _Packing.mm,

@@ -91,10 +91,10 @@ class _Costs:
     """What conversions take, and what the products gain by them, in seconds. `stable`: nodes that are computed
     beforehand."""
 
-    def __init__(self, env: ShapeEnv | None, stable: Set[Node], takes_own: Callable[[Linear], bool]) -> None:
+    def __init__(self, env: ShapeEnv | None, stable: Set[Node], takes_generated: Callable[[Linear], bool]) -> None:
         self.env = env
         self.stable = stable
-        self.takes_own = takes_own
+        self.takes_generated = takes_generated
 
     def gains(self, node: Node) -> bool:
         if self.is_own(node):
@@ -116,7 +116,7 @@ class _Costs:
             return False
         by_rows = _kind(right).stride == (1, inner)
         linear = Linear(_kind(left).dtype, rows, inner, columns, node.target is aten.addmm.default, by_rows)
-        return (by_rows or right in self.stable) and _kind(left).stride[1] == 1 and self.takes_own(linear)
+        return (by_rows or right in self.stable) and _kind(left).stride[1] == 1 and self.takes_generated(linear)
 
     def factors(self, node: Node) -> tuple[list[Node], float]:
         """The factors, and how many multiplications there are."""
