@@ -18,7 +18,7 @@ import types
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ from fusewright.base.events import (
     Started,
     Subscriber,
 )
-from fusewright.base.location import looping
+from fusewright.base.location import callers_line, looping
 from fusewright.base.options import Settings
 from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
@@ -102,6 +102,16 @@ def _parameters(frame: CapturedFrame) -> frozenset[int]:
     pairs = zip(frame.inputs, frame.example_inputs, strict=True)
     seldom = [isinstance(real, torch.nn.Parameter) or _is_buffer(source) for source, real in pairs]
     return frozenset(position for position, found in enumerate(seldom) if found)
+
+
+def _most_blamed(blame: Sequence[tuple[Guard | None, str]]) -> tuple[str, str]:
+    """(failure, remedy) of the kind of guard that most versions failed on."""
+    told = [(guard, failure) for guard, failure in blame if guard is not None]
+    if not told:
+        return blame[0][1] if blame else "nothing", ""
+    (kind, _), *_ = Counter(guard.kind for guard, _ in told).most_common(1)
+    guard, failure = next(one for one in told if one[0].kind == kind)
+    return failure, recompile_advice(guard, failure).rstrip()
 
 
 def _guard_texts(guards: tuple[Guard, ...]) -> tuple[str, ...]:
@@ -225,11 +235,11 @@ class Compiler:
             )
             return None
         if len(entries) + len(state.pending) >= self.settings.recompile_limit:
-            blamed = [guard for guard, _ in blame if guard is not None]
-            self._limit_reached(state, name, failures, blamed, quiet=in_loop(function.__code__))
+            self._limit_reached(state, name, blame, quiet=in_loop(function.__code__))
             return None
         if entries:
-            self.notify(Recompiling(name, failures, state.compiles))
+            versions, remedy = state.versions(entries), _most_blamed(blame)[1]
+            self.notify(Recompiling(name, failures, state.compiles, versions, callers_line(), remedy))
         # A compile makes many objects that live on, and each full collection of cycles walks the whole heap.
         collects = gc.isenabled()
         gc.disable()
@@ -246,7 +256,7 @@ class Compiler:
         return made
 
     def _limit_reached(
-        self, state: FunctionState, name: str, failures: tuple[str, ...], guards: list[Guard], quiet: bool
+        self, state: FunctionState, name: str, blame: list[tuple[Guard | None, str]], quiet: bool
     ) -> None:
         """An event, and a warning; not about a part of a loop (`quiet`), whose Python values change by nature: the loop
         runs on eagerly."""
@@ -254,15 +264,14 @@ class Compiler:
             return
         state.warned = True
         limit = self.settings.recompile_limit
-        self.notify(LimitReached(name, failures, limit))
+        self.notify(LimitReached(name, tuple(text for _, text in blame), limit))
         if quiet:
             return
-        often = Counter(guard.kind for guard in guards).most_common(1)
-        at = next((index for index, guard in enumerate(guards) if guard.kind == often[0][0]), 0) if often else 0
-        advice = recompile_advice(guards[at].kind) if guards else ""
+        failure, remedy = _most_blamed(blame)
+        advice = f"{remedy} " if remedy else ""
         warnings.warn(
             f"{name} was compiled {limit} times (recompile_limit) and runs eagerly for new cases from now on. "
-            f"What kept failing: {failures[at] if failures else 'nothing'}. {advice}Or raise recompile_limit.",
+            f"What kept failing: {failure}. {advice}Or raise recompile_limit.",
             RecompileLimitWarning,
             stacklevel=4,
         )

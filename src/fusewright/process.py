@@ -11,7 +11,7 @@ import os
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fusewright import _native
@@ -28,9 +28,20 @@ class FunctionState:
     works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0
+    numbers: dict[int, int] = field(default_factory=dict)  # of the versions that there are, by identity: 1 is the first
+    numbered: int = 0
     stage: str = "driver"  # what a compile is busy with: what fails, fails in it
     pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
     error: Exception | None = None  # what a background compile has to tell the caller
+
+    def versions(self, entries: Sequence[Any]) -> tuple[int, ...]:
+        """The entries' numbers. (The list of entries is not in the order in which they were made.)"""
+        for entry in reversed(entries):  # a new one is in front
+            if id(entry) not in self.numbers:
+                self.numbered += 1
+                self.numbers[id(entry)] = self.numbered
+        self.numbers = {id(entry): self.numbers[id(entry)] for entry in entries}
+        return tuple(self.numbers.values())
 
 
 @dataclass(slots=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,3 +173,43 @@ def test_trace_enabled_writes_the_stages_of_this_compile_only(tmp_path: Path, mo
     assert "traced" in folder.name and "untraced" not in folder.name
     texts = [path.read_text() for path in folder.rglob("*.txt")]
     assert any("sin" in text for text in texts)
+
+
+RECOMPILES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], str, str]] = {
+    "size": ((torch.ones(4), 1), (torch.ones(5), 1), "L['x'].size()[0] was 4, is 5", "mark_dynamic"),
+    "dtype": ((torch.ones(4), 1), (torch.ones(4).double(), 1), "L['x'].dtype was", "Keep dtype"),
+    "number": ((torch.ones(4), 1.5), (torch.ones(4), 2.5), "L['n'] was 1.5, is 2.5", "pass it as a tensor"),
+    "flag": ((torch.ones(4), True), (torch.ones(4), False), "L['n'] was True, is False", "torch.where"),
+}
+
+
+@pytest.mark.parametrize("case", RECOMPILES)
+def test_a_recompile_is_one_line_with_version_guard_callers_line_and_remedy(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, failure, remedy = RECOMPILES[case]
+    compiled = fusewright.compile(lambda x, n: x * n + 1, backend="eager", dynamic=False)
+    fusewright.set_logs(recompiles=True)
+    compiled(*first)
+    line = sys._getframe().f_lineno + 1
+    compiled(*second)
+    compiled(*second)
+    (record,) = [one for one in caplog.records if one.name == "fusewright.recompiles"]
+    text = record.getMessage()
+    assert "\n" not in text and f"called at {__file__}:{line}: version 1: {failure}" in text, text
+    assert remedy in text, text
+
+
+def test_versions_keep_their_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    """In whichever order they were used last, and each failure is told of the version that it belongs to."""
+    compiled = fusewright.compile(lambda x, n: x * n, backend="eager", dynamic=False)
+    fusewright.set_logs(recompiles=True)
+    for size, flag in ((2, True), (2, False), (2, True), (3, False), (2, False), (4, True)):
+        compiled(torch.ones(size), flag)
+    told = [one.getMessage() for one in caplog.records if one.name == "fusewright.recompiles"]
+    versions = [dict(re.findall(r"versions? ([\d, ]+): (L.*?)(?=; version|\. )", text)) for text in told]
+    assert versions == [
+        {"1": "L['n'] was True, is False"},
+        {"1": "L['n'] was True, is False", "2": "L['x'].size()[0] was 2, is 3"},
+        {"2, 3": "L['n'] was False, is True", "1": "L['x'].size()[0] was 2, is 4"},
+    ], told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.tools import cli
 
 REWRITE = """
 import torch
@@ -54,6 +57,43 @@ from fusewright.loops.lower import registry
 registry._ROWS[registry.operator("tanh")] = registry._ROWS[registry.operator("sin")]
 """
 
+CRASH = """
+import os
+from fusewright.backends import pipeline
+
+right = pipeline.schedule
+
+def crashing(program, options, *rest):
+    plan = right(program, options, *rest)
+    if any("tanh" in repr(kernel.stages) for kernel in plan.kernels.values()):
+        os.abort()
+    return plan
+
+pipeline.schedule = crashing
+"""
+
+SLOW = """
+import torch
+from fusewright.graph import passes
+
+def planted(graph, context):
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.tanh.default and context.allow("tanh takes long"):
+            with graph.inserting_after(node):
+                last = made = graph.call_function(torch.ops.aten.tanh.default, node.args)
+            made.meta = dict(node.meta)
+            for turn in range(300):
+                with graph.inserting_after(last):
+                    target = torch.ops.aten.add.Tensor if turn == 299 else torch.ops.aten.tan.default
+                    last = graph.call_function(target, (made, last) if turn == 299 else (last,))
+                last.meta = dict(node.meta)
+            last.kwargs = {"alpha": 1e-30}
+            node.replace_all_uses_with(last)
+    return graph
+
+passes.PIPELINE.append((planted, "A slow rewrite."))
+"""
+
 SCRIPT = """
 import torch
 import fusewright
@@ -83,8 +123,10 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (REWRITE, "wrong", "rewrite 1: tanh becomes sin (pass planted)", "tanh"),
         (FUSION, "wrong", "fusion fused_", ""),
         (KERNEL, "wrong", "kernel fused_tanh", "tanh"),
+        pytest.param(CRASH, "crash", "kernel", "tanh", marks=pytest.mark.sweep),  # a process for each attempt
+        pytest.param(SLOW, "slow", "rewrite 1: tanh takes long (pass planted)", "tanh", marks=pytest.mark.sweep),
     ],
-    ids=["rewrite", "fusion", "kernel"],
+    ids=["rewrite", "fusion", "kernel", "crash", "slow"],
 )
 def test_a_planted_defect_is_found(defect: str, kind: str, culprit: str, operator: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(defect)
@@ -95,7 +137,7 @@ def test_a_planted_defect_is_found(defect: str, kind: str, culprit: str, operato
     assert len(program.strip().splitlines()) <= 15
     assert program.count(" = torch.") <= 2 and operator in program, program  # one operator, and its arguments
     failed = run(program, tmp_path)
-    assert "AssertionError" in failed.stderr
+    assert failed.returncode < 0 if kind == "crash" else "AssertionError" in failed.stderr, failed
     (tmp_path / "sitecustomize.py").unlink()
     assert run(program, tmp_path).returncode == 0, "it fails without the defect too"
 
@@ -107,9 +149,65 @@ def test_the_functions_that_a_script_compiles_are_looked_at(tmp_path: Path) -> N
         "import torch, fusewright\n\n@fusewright.compile(mode='default')\ndef f(x):\n    return torch.tanh(x) + 1\n\n"
         "f(torch.randn(3, 5))\n"
     )
-    call = f"from pathlib import Path; from fusewright.tools.minify import *; print(minify_script(Path({str(script)!r})))"
+    call = (
+        f"from pathlib import Path; from fusewright.tools.minify import *; print(minify_script(Path({str(script)!r})))"
+    )
     done = run(f"import fusewright; {call}", tmp_path)
     assert done.stdout.startswith("wrong: backend native, kernel fused_tanh"), done.stderr
+
+
+RECOMPILES = {
+    "number": ("f(ones, 1.5, True); f(ones, 1.5, True); f(2 * ones, 2.5, True)", "L['n'] was 1.5, is 2.5", ["cos"]),
+    "flag": ("f(ones, 1.5, True); f(ones, 1.5, flag=False)", "L['flag'] was True, is False", ["cos"]),
+    "size": ("f(ones, 1.5, True); f(ones[1:], 1.5, True)", "L['x'].size()[0] was 8, is 7", ["cos", "+ 1"]),
+    "dtype": ("f(ones, 1.5, True); f(ones.double(), 1.5, True)", "L['x'].dtype was torch.float32", ["cos", "+ 1"]),
+    "module": ("m(ones); m(ones); m(ones[2:])", "L['input'].size()[0] was 8, is 6", ["relu"]),
+}
+
+
+@pytest.mark.parametrize("case", RECOMPILES)
+def test_the_argument_that_compiles_again_is_found(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls, guard, left_out = RECOMPILES[case]
+    script, small = tmp_path / "script.py", tmp_path / "small.py"
+    script.write_text(
+        "import torch\nimport torch.nn.functional as F\nimport fusewright\n\n@fusewright.compile\n"
+        "def f(x, n, flag):\n    y = F.relu(x)\n    z = torch.cos(y)\n    for _ in range(3):\n        z = z + 1\n"
+        "    return (y * n + 1) * (2 if flag else 3)\n\nones = torch.ones(8, 3)\n"
+        f"m = fusewright.compile(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU()))\n{calls}\n"
+    )
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert cli.main(["minify", "--kind", "recompiles", "-o", str(small), str(script)]) == 1
+    assert f"recompiles: backend eager, {guard}" in capsys.readouterr().out
+    program = small.read_text()
+    assert len(program.strip().splitlines()) <= 15, program
+    assert not [word for word in left_out if word in program.partition("compiled =")[0]], program
+    try:
+        with pytest.raises(fusewright.RecompileError, match=re.escape(guard.partition(" was")[0])):
+            runpy.run_path(str(small))
+    finally:
+        fusewright.set_stance("default")
+
+
+def test_the_command_says_so_where_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "script.py"
+    script.write_text("import sys, torch, fusewright\nfusewright.compile(torch.relu)(torch.ones(int(sys.argv[1])))\n")
+    assert cli.main(["minify", str(script), "3"]) == 0 and "nothing found" in capsys.readouterr().out
+    assert cli.main(["minify", str(tmp_path / "other.py")]) == 2
+
+
+def test_hooks_of_a_script_stay_and_calls_that_agree_are_no_recompile() -> None:
+    model = torch.nn.Linear(3, 3)
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: seen.append(1))
+    assert fusewright.minify(model, [(torch.ones(2, 3),), (torch.ones(2, 3),)], kind="recompiles") is None
+    assert len(model._forward_pre_hooks) == 1
 
 
 def test_where_nothing_fails_nothing_is_found() -> None:

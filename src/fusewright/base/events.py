@@ -68,11 +68,14 @@ class Skipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class Recompiling(Event):
-    """An existing compile did not fit: `failures` says, for each cache entry, which guard failed, in the user's
-    terms."""
+    """No version fits a call: `failures` says, for each version, which guard failed, in the user's terms; `versions`
+    are their numbers (1 was made first). caller: the user's line. remedy: what a user can do."""
 
     failures: tuple[str, ...]
     compiles: int
+    versions: tuple[int, ...] = ()
+    caller: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

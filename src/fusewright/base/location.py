@@ -6,7 +6,9 @@ import ast
 import functools
 import linecache
 import os
+import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import torch
 
@@ -55,6 +57,17 @@ def attributed(stack: Sequence[Location]) -> Location | None:
     elsewhere = (first.file, first.line) != (line.file, line.line)
     outermost = f"{os.path.basename(first.file)}:{first.line}" if elsewhere else ""
     return replace(line, module=module, outermost=outermost) if module != line.module or outermost else line
+
+
+def callers_line() -> str:
+    """`file:line` of the user's line that is running: the innermost one outside of this package and PyTorch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OURS, _TORCH, "<")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def as_traceback(stack: Sequence[Location]) -> str:

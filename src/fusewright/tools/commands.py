@@ -1,4 +1,4 @@
-"""The commands of `fusewright` besides `cache`: env, doctor, check, run.
+"""The commands of `fusewright` besides `cache`: env, doctor, check, minify, report, run.
 
 Takes parsed arguments; prints, and gives an exit status. Always holds: a script that is run sees the arguments, the
 module search path and the name that Python would give it.
@@ -21,6 +21,7 @@ from fusewright.base import options
 from fusewright.base.errors import OptionError
 from fusewright.tools import bench, doctor
 from fusewright.tools.check import check
+from fusewright.tools.minify import KINDS, minify_script
 from fusewright.tools.patching import patch
 from fusewright.tools.report import report
 
@@ -119,6 +120,26 @@ def _report(arguments: argparse.Namespace) -> int:
             print(f"wrote {arguments.output}", file=sys.stderr)
 
 
+def _minify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", choices=KINDS, default="wrong", help="what is the matter (default: a wrong result)")
+    parser.add_argument("-o", "--output", type=Path, help="a file for the program that fails")
+    parser.add_argument("script", type=Path, help="a Python program that uses fusewright.compile")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def _minify(arguments: argparse.Namespace) -> int:
+    """Exit status 1 if something was found."""
+    if not arguments.script.exists():
+        raise OptionError(f"there is no file {arguments.script}")
+    sys.argv[:] = [str(arguments.script), *arguments.arguments]
+    sys.path.insert(0, str(arguments.script.resolve().parent))
+    found = minify_script(arguments.script, arguments.kind)
+    print(found or f"nothing found: no graph of {arguments.script} fails by itself (--kind {arguments.kind})")
+    if found and arguments.output:
+        arguments.output.write_text(found.program)
+    return int(found is not None)
+
+
 def run_script(script: str, arguments: list[str], module: bool) -> None:
     """Runs a program as Python would. Its exceptions and its exit status are its own."""
     sys.argv[:] = [script, *arguments]
@@ -138,6 +159,7 @@ COMMANDS: dict[str, Command] = {
         "checks installation, cache, processor and GPU; what to do about what is wrong", _json_argument, _doctor
     ),
     "check": Command("the production checklist for a model (fusewright.check)", _check_arguments, _check),
+    "minify": Command("finds what is at fault in a program, and the smallest one", _minify_arguments, _minify),
     "report": Command("runs a program as run does, and writes what was compiled as a page", _report_arguments, _report),
     "run": Command("runs a program whose torch.compile is fusewright (fusewright.patch)", _run_arguments, _run),
 }

@@ -56,12 +56,20 @@ def _captured(event: events.Captured) -> None:
 
 
 def _recompiling(event: events.Recompiling) -> None:
-    _log(
-        "recompiles",
-        lambda: (
-            f"recompiling {event.function} (compile {event.compiles + 1}):\n" + _indented("\n".join(event.failures))
-        ),
+    _log("recompiles", lambda: _recompile_line(event))
+
+
+def _recompile_line(event: events.Recompiling) -> str:
+    """One line: each guard that failed is told once, with the versions that it belongs to."""
+    blamed: dict[str, list[int]] = {}
+    for version, failure in zip(event.versions, event.failures):
+        blamed.setdefault(failure, []).append(version)
+    told = "; ".join(
+        f"version{'s' * (len(versions) > 1)} {', '.join(map(str, sorted(versions)))}: {failure}"
+        for failure, versions in blamed.items()
     )
+    head = f"recompiling {event.function} (compile {event.compiles + 1}), called at {event.caller}: {told}"
+    return f"{head}. {event.remedy}".rstrip()
 
 
 def _limit(event: events.LimitReached) -> None:

@@ -1,31 +1,37 @@
 """`fusewright.minify`: which part of the compiler is at fault, and the smallest program that shows it.
 
-Takes a function and its arguments, for which compiled code gives a wrong result, raises, crashes the process or is
-slow; gives a `Minified`: the backend, the rewrite, fusion or kernel at fault, and a program that fails alone. Always
-holds: each program that is tried computes its own expectation by eager PyTorch, so a smaller one fails for its own
-sake; what may crash runs in a child process.
+Takes a function and its arguments, for which compiled code gives a wrong result, raises, crashes the process, is slow
+or is compiled again; gives a `Minified`: the backend, the rewrite, fusion, kernel or guard at fault, and a program that
+fails alone. Always holds: each program that is tried computes its own expectation by eager PyTorch, so a smaller one
+fails for its own sake; what may crash runs in a child process.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import re
 import runpy
 import subprocess
 import sys
 import tempfile
+import textwrap
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.fx
 
 from fusewright import api
 from fusewright.base import events
-from fusewright.base.records import dataclass, replace
+from fusewright.base.records import dataclass, field, replace
 from fusewright.tools import bench
 
-Kind = Literal["wrong", "crash", "slow"]
+Kind = Literal["wrong", "crash", "slow", "recompiles"]
+KINDS: tuple[str, ...] = get_args(Kind)
 SLOW = 1.2
 """Times eager's time from which on compiled code counts as slow."""
 _SIZES = (1, 2, 3, 4, 8, 16, 32)
@@ -34,7 +40,8 @@ _SIZES = (1, 2, 3, 4, 8, 16, 32)
 @dataclass(slots=True, frozen=True)
 class Minified:
     """backend: the first of eager, aot_eager and native that fails. culprit: the rewrite (with its pass), "fusion" or
-    "kernel", with the operators of the kernels. program: it fails when it is run."""
+    "kernel", with the operators of the kernels; for recompiles the guard, how it failed, and what to do. program: it
+    fails when it is run."""
 
     kind: Kind
     backend: str
@@ -60,7 +67,7 @@ class _Case:
     def source(self) -> str:
         """The function's text."""
         code = torch.fx.GraphModule({}, self.graph).graph.python_code("self").src
-        lines = [re.sub(r";\s+\w+ = None.*| *# .*", "", line) for line in code.splitlines() if line.strip()]
+        lines = [re.sub(r";\s+(\w+ = )+None.*| *# .*", "", line) for line in code.splitlines() if line.strip()]
         begin = next(place for place, line in enumerate(lines) if line.startswith("def forward"))
         names = ", ".join(str(node.target) for node in self.graph.find_nodes(op="placeholder"))
         return "\n".join([f"def f({names}):", *lines[begin + 1 :]])
@@ -82,6 +89,7 @@ class _Case:
             'seconds = [Timer("g(*args)", globals={"g": g, "args": args}).blocked_autorange().median '
             "for g in (compiled, f)]\n"
             f"assert seconds[0] < {SLOW} * seconds[1], seconds",
+            "recompiles": "",
         }[kind]
         return f"import torch, fusewright\n\n{self.source()}\n\ntorch.manual_seed(0)\n{given}\n{check}\n"
 
@@ -112,7 +120,10 @@ def minify(
     f: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, kind: Kind = "wrong"
 ) -> Minified | None:
     """Finds what is at fault when compiled `f(*args, **kwargs)` is wrong (or raises), crashes or is slow, and a small
-    program that fails. None where nothing fails. A function with graph breaks is taken graph by graph."""
+    program that fails. None where nothing fails. A function with graph breaks is taken graph by graph. For
+    "recompiles", `args` is a list of calls: a tuple of arguments for each."""
+    if kind == "recompiles":
+        return _minify_calls(f, [(tuple(one), dict(kwargs or {})) for one in args], {})
     for case in collect(f, args, kwargs or {}):
         found = minify_case(case, kind)
         if found is not None:
@@ -121,12 +132,19 @@ def minify(
 
 
 def minify_script(script: Path, kind: Kind = "wrong") -> Minified | None:
-    """The same for what a script compiles by `fusewright.compile`: it is run once, eagerly, to note the graphs."""
+    """The same for what a script compiles by `fusewright.compile`: it is run once, eagerly, to note the graphs (for
+    "recompiles", the calls)."""
     cases: list[_Case] = []
+    noted: list[_Noted] = []
     package: Any = sys.modules["fusewright"]
     original = package.compile
 
     def noting(model: Any = None, **arguments: Any) -> Any:
+        if model is None:
+            return functools.partial(noting, **arguments)
+        if kind == "recompiles":
+            noted.append(_Noted(model, arguments))
+            return noted[-1].eager()
         return original(model, **{**arguments, "backend": collector(cases), "mode": None, "options": None})
 
     package.compile = noting
@@ -134,6 +152,12 @@ def minify_script(script: Path, kind: Kind = "wrong") -> Minified | None:
         runpy.run_path(str(script), run_name="__main__")
     finally:
         package.compile = original
+        for one in noted:
+            if one.hook is not None:
+                one.hook.remove()
+    if kind == "recompiles":
+        tried = (_minify_calls(one.model, one.calls, one.arguments) for one in noted)
+        return next((found for found in tried if found is not None), None)
     return next((found for found in (minify_case(case, kind) for case in cases) if found is not None), None)
 
 
@@ -170,10 +194,13 @@ def minify_case(case: _Case, kind: Kind) -> Minified | None:
     """The same for one graph."""
 
     def fails(one: _Case, **arguments: Any) -> bool:
-        return _fails(one, kind, arguments)
+        return _fails(one, kind, arguments) and not (beside and not _slower_than_capture(one, arguments))
 
+    beside = False
     if not fails(case):
         return None
+    # Guards and the call make a tiny case slow whatever it computes: that is another fault than slow code.
+    beside = kind == "slow" and _slower_than_capture(case, {})
     for step in (_seeded, _one_output, _shorter, _cut_inputs, _smaller):
         while (smaller := next(filter(fails, step(case)), None)) is not None:
             case = smaller
@@ -220,6 +247,16 @@ def _crashes(case: _Case, arguments: dict[str, Any]) -> bool:
         program = case.program("crash", file).replace("compile(f)", f"compile(f, **{arguments!r})")
         command = [sys.executable, "-c", program]
         return subprocess.run(command, capture_output=True, check=False, timeout=600).returncode < 0
+
+
+def _slower_than_capture(case: _Case, arguments: dict[str, Any]) -> bool:
+    """Whether it is slow beside the same graph compiled by the backend `eager`."""
+    given = {**arguments, "options": {"disk_cache": False, **arguments.get("options", {})}}
+    given = given if arguments.get("backend", "native") == "native" else arguments
+    inputs, function = case.arguments(), case.function()
+    with torch.no_grad():
+        compiled, captured = api.compile(function, **given), api.compile(function, backend="eager")
+        return _seconds(compiled, inputs) > SLOW * _seconds(captured, inputs)
 
 
 def _seconds(function: Callable[..., Any], inputs: Sequence[Any]) -> float:
@@ -361,3 +398,162 @@ def _told(case: _Case, options: dict[str, Any]) -> tuple[str, str]:
     with events.STREAM.listening(listen), torch.no_grad():
         _fails(case, "wrong", {"options": options})
     return ", ".join(kernels) or "(a library call)", ", ".join(stopped)
+
+
+# --- recompiles -------------------------------------------------------------------------------------------------------
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Noted:
+    """What a script compiles, with its arguments for compile, and its calls."""
+
+    model: Any
+    arguments: dict[str, Any]
+    calls: list[_Call] = field(default_factory=list)
+    hook: Any = None
+
+    def eager(self) -> Any:
+        """The same, uncompiled; it notes its calls."""
+        if isinstance(self.model, torch.nn.Module):
+            self.hook = self.model.register_forward_pre_hook(
+                lambda module, args, kwargs: self.calls.append((args, kwargs)), with_kwargs=True
+            )
+            return self.model
+
+        @functools.wraps(self.model)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((args, kwargs))
+            return self.model(*args, **kwargs)
+
+        return noting
+
+
+def _minify_calls(f: Callable[..., Any], calls: Sequence[_Call], given: Mapping[str, Any]) -> Minified | None:
+    """The first two calls of which the second compiles again, with as few differences as do it. `given` are the
+    arguments for compile."""
+    kept = {name: given[name] for name in ("dynamic", "fullgraph") if given.get(name) is not None}
+    at = next((at for at in range(1, len(calls)) if _recompile(f, calls[: at + 1], kept)), None)
+    if at is None:
+        return None
+    pairs = [[calls[before], calls[at]] for before in reversed(range(at))]
+    pair = next((pair for pair in pairs if _recompile(f, pair, kept)), None)
+    if pair is None:
+        return Minified("recompiles", "eager", _recompile(f, calls[: at + 1], kept), "# no two calls alone do it\n")
+    first, second = pair
+    for place, value in enumerate(first[0][: len(second[0])]):
+        args = (*second[0][:place], value, *second[0][place + 1 :])
+        if _recompile(f, [first, (args, second[1])], kept):
+            second = (args, second[1])
+    for name, value in first[1].items():
+        if name in second[1] and _recompile(f, [first, (second[0], {**second[1], name: value})], kept):
+            second = (second[0], {**second[1], name: value})
+    culprit = _recompile(f, [first, second], kept)
+    program = _graph_program(f, (first, second), kept) or _source_program(f, (first, second), kept)
+    return Minified("recompiles", "eager", culprit, program or "# it needs more of its module than its source\n")
+
+
+def _recompile(f: Callable[..., Any], calls: Sequence[_Call], given: Mapping[str, Any]) -> str:
+    """Which guard the last call fails, and what to do; nothing where it finds a version that fits, or a call fails."""
+    told: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.Recompiling):
+            told.append(f"{event.failures[0]}. {event.remedy}".rstrip())
+
+    compiled = api.compile(f, backend="eager", **given)
+    try:
+        for args, kwargs in calls[:-1]:
+            compiled(*args, **kwargs)
+        with events.STREAM.listening(listen):
+            args, kwargs = calls[-1]
+            compiled(*args, **kwargs)
+    except Exception:
+        return ""
+    return told[0] if told else ""
+
+
+def _graph_program(f: Callable[..., Any], pair: Sequence[_Call], given: Mapping[str, Any]) -> str:
+    """A program of the captured graph, where a guard on its inputs is what fails."""
+    cases: list[_Case] = []
+    for args, kwargs in pair:
+        api.compile(f, **{**given, "backend": collector(cases), "dynamic": False})(*args, **kwargs)
+    if len(cases) != 2 or len(cases[0].inputs) != len(cases[1].inputs):
+        return ""
+    ends = (replace(cases[0], seeded=True), replace(cases[1], graph=cases[0].graph, seeded=True))
+
+    def fails(pair: Sequence[_Case]) -> bool:
+        return bool(_recompile(pair[0].function(), [(one.arguments(), {}) for one in pair], given))
+
+    if not fails(ends):
+        return ""
+    for step in (_one_output, _shorter, _smaller_both):
+        tried = step(ends) if step is _smaller_both else zip(*map(step, ends))  # type: ignore[operator, arg-type]
+        ends = next(filter(fails, tried), ends)
+    return _calls_program(["", ends[0].source()], [(one.inputs, {}) for one in ends], given)
+
+
+def _smaller_both(pair: Sequence[_Case]) -> Iterator[tuple[_Case, ...]]:
+    """The sizes that both calls have."""
+    sizes = [{size for one in case.inputs if isinstance(one, torch.Tensor) for size in one.shape} for case in pair]
+    wanted = {size: index + 2 for index, size in enumerate(sorted(sizes[0] | sizes[1]))}
+
+    def small(value: Any) -> Any:
+        return value.new_zeros([wanted[size] for size in value.shape]) if isinstance(value, torch.Tensor) else value
+
+    yield tuple(replace(case, inputs=tuple(map(small, case.inputs))) for case in pair)
+
+
+def _source_program(f: Callable[..., Any], pair: Sequence[_Call], given: Mapping[str, Any]) -> str:
+    """A program of the function's own text, less the statements that it can do without."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(f)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    function = tree.body[0]
+    if not isinstance(function, ast.FunctionDef) or not isinstance(f, types.FunctionType):
+        return ""
+    function.name, function.decorator_list = "f", []
+    head = [_defined(name, f.__globals__[name]) for name in sorted(_names(f.__code__)) if name in f.__globals__]
+
+    def fails(body: list[ast.stmt]) -> bool:
+        function.body = body
+        names: dict[str, Any] = {}
+        try:
+            exec("\n".join(["import torch, fusewright", *head, ast.unparse(tree)]), names)
+        except Exception:
+            return False
+        return bool(_recompile(names["f"], pair, given))
+
+    body = function.body
+    if not fails(body):
+        return ""
+    for statement in reversed(body):  # what reads a value goes before what makes it
+        without = [one for one in body if one is not statement]
+        body = without if without and fails(without) else body
+    function.body = body
+    return _calls_program([*filter(None, head), "", ast.unparse(tree)], pair, given)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _defined(name: str, value: Any) -> str:
+    """A statement that defines a global as the function sees it, where there is a short one."""
+    if isinstance(value, types.ModuleType):
+        return "" if name in ("torch", "fusewright") else f"import {value.__name__} as {name}"
+    return f"{name} = {value!r}" if isinstance(value, (int, float, str, bool, tuple, type(None))) else ""
+
+
+def _calls_program(head: Sequence[str], pair: Sequence[_Call], given: Mapping[str, Any]) -> str:
+    texts = []
+    for args, kwargs in pair:
+        named = [f"{name}={_seeded_text(value)}" for name, value in kwargs.items()]
+        texts.append(f"compiled({', '.join([*map(_seeded_text, args), *named])})")
+    arguments = "".join(f", {name}={value!r}" for name, value in given.items())
+    made = f"compiled = fusewright.compile(f{arguments})"
+    stance = 'fusewright.set_stance("fail_on_recompile")'
+    return "\n".join(["import torch, fusewright", *head, "", made, texts[0], stance, texts[1], ""])

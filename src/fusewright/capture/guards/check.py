@@ -495,8 +495,9 @@ def guard_text(guard: Guard) -> str:
 
 
 _DYNAMIC = "If a size changes from call to call, compile with dynamic=True or mark the dimension (mark_dynamic). "
+_FLAG = "Each value has a version of its own: keep it the same, or pass a tensor and choose by torch.where. "
 _ADVICE = {
-    "TENSOR": _DYNAMIC + "Keep dtype, device, strides and requires_grad the same, or compile one function for each. ",
+    "TENSOR": "Keep dtype, device, strides and requires_grad the same, or compile one function for each. ",
     "SIZE": _DYNAMIC,
     "EQUALS": "If a Python value changes from call to call, pass it as a tensor. ",
     "IS": "The object is another one at each call: make it once and keep it (a function or class made for each call "
@@ -512,9 +513,13 @@ _ADVICE = {
 }
 
 
-def recompile_advice(kind: str) -> str:
-    """What a user can do about a guard of this kind that keeps failing: a sentence, or nothing."""
-    return _ADVICE.get(kind, "")
+def recompile_advice(guard: Guard, failure: str) -> str:
+    """What a user can do about a guard that fails so: a sentence, or nothing."""
+    if guard.kind == "TENSOR" and ".size()" in failure:
+        return _DYNAMIC
+    if guard.kind == "IS" and (guard.value is None or type(guard.value) is bool):
+        return _FLAG
+    return _ADVICE.get(guard.kind, "")
 
 
 def _state_difference(wanted: Any) -> str:
