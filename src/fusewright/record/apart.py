@@ -33,7 +33,8 @@ class Makeup:
     def make(self, parts: Parts, size: Any, stride: Any) -> torch.Tensor:
         assert self.kind is not None
         inner = dict(zip(self.names, parts, strict=True))
-        return self.kind.__tensor_unflatten__(inner, self.context, size, stride)  # type: ignore[attr-defined,no-any-return]
+        kind: Any = self.kind
+        return kind.__tensor_unflatten__(inner, self.context, size, stride)  # type: ignore[no-any-return]
 
 
 PLAIN = Makeup(None)

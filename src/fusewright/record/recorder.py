@@ -80,8 +80,7 @@ class Recorder:
     graph), wrapped (tensors that wrap others enter or leave with a history), recompute (nodes recorded now are to be
     computed again by the backward: meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from
     PyTorch's), unknown_shapes (results whose shape depends on data are recorded as long as nothing reads it). Set by
-    its options: data_shapes, data_numbers (sizes that depend on data are recorded: record/data_sizes.py), changes_level
-    (see `lacks_form`).
+    its options: data_shapes, data_numbers (sizes that depend on data are recorded), changes_level (see `lacks_form`).
     """
 
     def __init__(

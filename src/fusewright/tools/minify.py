@@ -519,12 +519,14 @@ def _source_program(f: Callable[..., Any], pair: Sequence[_Call], given: Mapping
 
     def fails(body: list[ast.stmt]) -> bool:
         function.body = body
-        names: dict[str, Any] = {}
-        try:
-            exec("\n".join(["import torch, fusewright", *head, ast.unparse(tree)]), names)
-        except Exception:
-            return False
-        return bool(_recompile(names["f"], pair, given))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "part.py")
+            file.write_text("\n".join(["import torch, fusewright", *head, ast.unparse(tree)]))
+            try:
+                names = runpy.run_path(str(file))
+            except Exception:
+                return False
+            return bool(_recompile(names["f"], pair, given))
 
     body = function.body
     if not fails(body):
