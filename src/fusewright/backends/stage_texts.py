@@ -21,7 +21,7 @@ RECORDS: dict[type, tuple[type, ...]] = {
     plan.Plan: (
         *_PLACES, ir.Extern, ir.SkinnyGemm, ir.Store, plan.Attention, plan.Define, plan.Kernel, plan.Operand,
         plan.Placement, plan.Product, plan.Reduce, plan.Rows, plan.RunExtern, plan.RunKernel, plan.ScanStep,
-        plan.Scratch, plan.Stage,
+        plan.Scratch, plan.Softmax, plan.Stage,
     ),
     calls.CallPlan: (
         calls.CCall, calls.Gather, calls.Guarded, calls.KernelCall, calls.KernelGroup, calls.LaunchCall,
