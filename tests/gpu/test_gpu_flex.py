@@ -114,3 +114,31 @@ def test_flex_attention(dtype: torch.dtype, rows: int, key_heads: int) -> None:
         assert given.stride() == wanted.stride()
         exact = dtype is torch.float32
         torch.testing.assert_close(given, wanted, rtol=1e-3 if exact else 0.05, atol=1e-3 if exact else 0.1)
+
+
+DOCUMENTS = torch.arange(300, device="cuda") // 70
+INFERENCE: dict[str, tuple[Any, Any]] = {
+    "causal": (None, lambda b, h, q, k: q >= k),
+    "window": (lambda s, b, h, q, k: s + (k - q) * 0.01, lambda b, h, q, k: (q >= k) & (q - k < 50)),
+    "soft cap": (lambda s, b, h, q, k: 20 * torch.tanh(s / 20), lambda b, h, q, k: q >= k),
+    "documents": (None, lambda b, h, q, k: DOCUMENTS[q] == DOCUMENTS[k]),
+    "nothing for some": (None, lambda b, h, q, k: (q >= k) & (q > 10)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", INFERENCE)
+def test_inference_is_one_kernel(name: str, dtype: torch.dtype) -> None:
+    mod, mask = INFERENCE[name]
+    q, k, v = (torch.randn(2, heads, 300, 64, device="cuda", dtype=dtype) for heads in (4, 2, 2))
+    made = create_block_mask(mask, None, None, 300, 300, device="cuda")
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, score_mod=mod, block_mask=made, enable_gqa=True)
+
+    compiled = fusewright.compile(attend, fullgraph=True)
+    with torch.no_grad():
+        expected = attend(q.double(), k.double(), v.double())
+        error, eagers = ((one(q, k, v) - expected).abs().max() for one in (compiled, attend))
+        assert error <= 2 * eagers + 1e-6
+        assert len(fusewright.explain(compiled)(q, k, v).kernels) == 1

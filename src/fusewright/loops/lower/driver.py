@@ -26,6 +26,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import (
     Buffer,
     BufferRef,
+    Constant,
     Expression,
     Extern,
     LoopProgram,
@@ -215,13 +216,13 @@ class Lowering:
         return known and all(t.device == results[0].device for t in (*results, *here))
 
     def computed_here(self, target: Any, args: Any, kwargs: Any, kind: Any) -> bool:
-        """Whether loops compute the operator. A number on the CPU, which a kernel on a GPU takes by value, then has
-        memory of its own."""
+        """Whether loops compute the operator. A number on the CPU, which a kernel on a GPU takes by value unless it is
+        known, then has memory of its own."""
         if not self.computable(args, kwargs, kind, torch.Tag.pointwise in target.tags) or for_floats(target, args):
             return False
         home = types_in(kind)[0].device
         for value in () if home.type == "cpu" else tensors_in((args, kwargs)):
-            if value.type.device != home:
+            if value.type.device != home and not isinstance(value.expression, Constant):
                 ref = window(value)
                 if ref is None or any(size != 1 for size in self.program.buffers[ref.buffer].shape):
                     self.realize(value)
