@@ -128,7 +128,11 @@ def test_a_stage_that_fails_leaves_eager_results(
             found = observe(compiled)
             assert WORKER.wait(60)
             found_after = observe(compiled)
-        for results in (found, found_after, observe(compiled)):
+        with warnings.catch_warnings():
+            if background:  # a call that met a busy worker compiles now, by what the compiler took along when it was made
+                warnings.simplefilter("ignore", InternalErrorWarning)
+            again = observe(compiled)
+        for results in (found, found_after, again):
             torch.testing.assert_close(results, expected, msg=f"{path}, {failure()!r}")
 
 
