@@ -216,8 +216,7 @@ class Lowering:
         return known and all(t.device == results[0].device for t in (*results, *here))
 
     def computed_here(self, target: Any, args: Any, kwargs: Any, kind: Any) -> bool:
-        """Whether loops compute the operator. A number on the CPU, which a kernel on a GPU takes by value unless it is
-        known, then has memory of its own."""
+        """Whether loops compute the operator. A number on the CPU that is not known gets memory, for a GPU's kernel."""
         if not self.computable(args, kwargs, kind, torch.Tag.pointwise in target.tags) or for_floats(target, args):
             return False
         home = types_in(kind)[0].device
