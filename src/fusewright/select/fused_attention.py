@@ -310,7 +310,8 @@ def _joined(
     inner, site = pair
     column = Axis(sites.inner_symbol(site.inner), site.inner)
     b, m, _ = (axis.symbol for axis in site.axes)
-    place = m * site.inner + column.symbol + (b * (site.known_rows * site.inner) if site.batch > 1 else 0)
+    place = column.symbol + (b * (site.known_rows * site.inner) if site.batch > 1 else 0)
+    place = place + (m * site.inner if site.known_rows > 1 else 0)
     share, rounded = rows.share()
     assert rows.score is not None and rows.weight is not None
     points = _points(rows, kernel, place, site.batch * site.known_rows * site.inner)
