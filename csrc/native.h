@@ -21,7 +21,7 @@ __attribute__((weak)) PyObject *fw_plan_run(PyObject *plan, PyObject *const *inp
 
 // csrc/guards.cpp: GuardProgram.
 int fw_guards_init(PyObject *module);
-// csrc/entry.cpp: Entry, CompiledFunction.
+// csrc/entry.cpp: Entry, FrameCache; csrc/compiled_function.cpp: CompiledFunction.
 int fw_entry_init(PyObject *module);
 // csrc/hook.c: the PEP 523 frame hook.
 int fw_hook_init(PyObject *module);

@@ -371,9 +371,9 @@ def block(width: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 PROGRAMS["products"] = modules(lambda: block(128), lambda: (r(64, 128),))
 PROGRAMS["products_of_one_row"] = modules(lambda: block(128), lambda: (r(1, 128),))
-PROGRAMS["products_of_few_rows"] = modules(lambda: block(256), lambda: (r(7, 256),))
+PROGRAMS["skinny_products"] = modules(lambda: block(256), lambda: (r(7, 256),))
 PROGRAMS["products_bfloat16"] = modules(lambda: block(128, BF16), lambda: (r(64, 128).to(BF16),))
-PROGRAMS["products_of_few_rows_bfloat16"] = modules(lambda: block(256, BF16), lambda: (r(3, 256).to(BF16),))
+PROGRAMS["skinny_products_bfloat16"] = modules(lambda: block(256, BF16), lambda: (r(3, 256).to(BF16),))
 PROGRAMS["products_float16"] = modules(lambda: block(128, F16), lambda: (r(40, 128).to(F16),))
 PROGRAMS["products_of_any_rows"] = modules(lambda: block(128), *(lambda n=n: (r(n, 128),) for n in (40, 64, 1)))
 PROGRAMS["products_dynamic"] = modules(lambda: block(128), lambda: (r(12, 128),), dynamic=True)
@@ -634,7 +634,7 @@ def models() -> dict[str, Program]:
 
 QUICK_ONEDNN = (
     "convolutions", "convolutions_any_size", "encoder_layers_training", "products", "products_of_any_rows",
-    "products_of_few_rows", "products_training", "model_bert", "model_bert_dynamic", "model_resnet50", "train_bert",
+    "skinny_products", "products_training", "model_bert", "model_bert_dynamic", "model_resnet50", "train_bert",
     "train_resnet50",
 )  # fmt: skip
 """Recorded a second time as on a processor where oneDNN's products are much quicker than those of eager's library."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests import replay
 
-NAMES = "breaks_and_effects,control_flow,products_of_few_rows,residual_block,sgd"
+NAMES = "breaks_and_effects,control_flow,skinny_products,residual_block,sgd"
 
 
 def record(folder: Path, seed: str) -> subprocess.Popen[str]:

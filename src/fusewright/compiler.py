@@ -67,10 +67,10 @@ from fusewright.base.rewrites import Rewrites
 from fusewright.base.signals import Deadline, GraphBreak, Signal, SkipFrame
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.bytecode.resume import in_loop
+from fusewright.capture.conversions import converting, plain_sources, under_inference_mode
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
-from fusewright.capture.numbers import plain_sources, takes_numbers, under_inference_mode
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
@@ -430,9 +430,9 @@ class Compiler:
                 compiled = self._callable(graph, frame.level)
             except CannotFunctionalise as error:
                 return self._eager_entry(name, frame, "no-pure-form", str(error))
-        inputs, numbers = plain_sources(frame.inputs)
-        if compiled is not None and numbers:
-            compiled = takes_numbers(compiled, numbers)
+        inputs, converted = plain_sources(frame.inputs)
+        if compiled is not None and converted:
+            compiled = converting(compiled, converted)
         if compiled is not None and frame.inference:
             compiled = under_inference_mode(compiled)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)

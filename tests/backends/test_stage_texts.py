@@ -96,7 +96,7 @@ def test_golden_set(name: str, made: list[Made]) -> None:
     round_trip(name, made)
 
 
-@pytest.mark.parametrize("name", ["residual_block", "sgd", "products_of_few_rows"])
+@pytest.mark.parametrize("name", ["residual_block", "sgd", "skinny_products"])
 @pytest.mark.parametrize("stage", ["schedule", "memory"])
 def test_a_compile_goes_on_from_the_text_of_a_stage(name: str, stage: str, made: list[Made]) -> None:
     compiled(name)

@@ -18,6 +18,7 @@ from fusewright.loops.ir import Buffer, LoopProgram
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Kernel, Plan
+from fusewright.select import fused_attention
 from fusewright.select.autotune import Tuned, tune
 from fusewright.select.candidates import Records
 from fusewright.select.measure import GpuTrials, machine_text
@@ -94,16 +95,20 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
     return made
 
 
-def has_code(kernel: Kernel, plan: Plan) -> bool:
-    """Whether there is code for a kernel, on a GPU."""
-    device = home(kernel, plan.buffers)
-    if device.type != "cuda" or cuda_code.triton_version() is None:
-        return False
-    try:
-        generate([kernel], plan.buffers, cuda_code.processor(device.index or 0))
-    except Unsupported:
-        return False
-    return True
+def with_fused_attention(plan: Plan) -> Plan:
+    """The plan with each attention on a GPU as one kernel, where there is code for it."""
+
+    def has_code(kernel: Kernel) -> bool:
+        device = home(kernel, plan.buffers)
+        if device.type != "cuda" or cuda_code.triton_version() is None:
+            return False
+        try:
+            generate([kernel], plan.buffers, cuda_code.processor(device.index or 0))
+        except Unsupported:
+            return False
+        return True
+
+    return fused_attention.fused(plan, has_code)
 
 
 def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:

@@ -43,7 +43,7 @@ from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
 from fusewright.schedule.plan import Kernel, Plan, RunExtern
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
-from fusewright.select import fused_attention, generated_gemm
+from fusewright.select import generated_gemm
 from fusewright.select.linear import Chooser
 from fusewright.sizes.expressions import Relation, free_symbols
 
@@ -241,10 +241,6 @@ def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
     return generated_gemm.with_generated_attention(selection.plan, _other_target(to_compile))
 
 
-def _fused_attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
-    return fused_attention.fused(selection.plan, lambda kernel: selection.gpu.has_code(kernel, selection.plan))
-
-
 def _memory(to_compile: GraphToCompile, selection: Selection) -> Plan:
     return with_memory(selection.plan, selection.options.own_bytes)
 
@@ -281,7 +277,7 @@ PLAN_STAGES = [
     PlanStage(
         "fused_attention",
         "",
-        _fused_attention,
+        lambda to_compile, selection: selection.gpu.with_fused_attention(selection.plan),
         lambda to_compile, selection: selection.gpu is not None and selection.options.fusion,
     ),
     PlanStage(

@@ -20,11 +20,11 @@ from torch.fx.node import map_arg
 from fusewright import _native
 from fusewright.base.errors import CannotFunctionalise
 from fusewright.capture.bytecode.resume import Resumption
+from fusewright.capture.conversions import plain_sources
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program
 from fusewright.capture.guards.sources import Source, TensorSize, TensorStride
 from fusewright.capture.guards.types import SMALL_SIZES, STRIDE
-from fusewright.capture.numbers import plain_sources
 from fusewright.generalise.same_finish import numbers_in
 from fusewright.graph.builder import env_of
 from fusewright.graph.translation_validation import same_for

@@ -250,8 +250,8 @@ def _extern(operation: Extern) -> list[str]:
     ]
     notes += [f"writes {name}" for name in operation.mutates]
     if operation.skinny is not None:
-        few = ", ".join(print_argument(arg) for arg in operation.skinny.args)
-        notes.append(f"up to {operation.skinny.most} rows: {operation.skinny.target}({few})")
+        given = ", ".join(print_argument(arg) for arg in operation.skinny.args)
+        notes.append(f"up to {operation.skinny.most} rows: {operation.skinny.target}({given})")
     tail = f"    [{', '.join(notes)}]" if notes else ""
     return [f"{outputs} = {operation.target}({', '.join(args)}){tail}{print_location(operation.locations)}"]
 

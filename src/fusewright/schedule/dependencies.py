@@ -75,8 +75,8 @@ def buffer_refs(argument: Any) -> Iterator[BufferRef]:
 
 
 def extern_reads(extern: Extern) -> list[str]:
-    few = () if extern.skinny is None else extern.skinny.args
-    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), few))]
+    skinny = () if extern.skinny is None else extern.skinny.args
+    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), skinny))]
 
 
 def used_buffers(

@@ -127,7 +127,7 @@ def _share_in_place(
     times = regions(steps)
     readers: dict[
         tuple[str, int], int
-    ] = {}  # kernels that touch a buffer at a region: another one would see it overwritten
+    ] = {}  # kernels that touch a buffer in a region: another one would see it overwritten
     for number, step in zip(times, steps):
         for name in () if isinstance(step, RunExtern) else kernels[step.kernel].buffers:
             readers[name, number] = readers.get((name, number), 0) + 1

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.base.records import dataclass, field, replace
+from fusewright.codegen.triton.operations import HALVES
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Axis, Constant, Expression, IndexValue, Load, Masked, Store
 from fusewright.schedule.expressions import Rewriter, survey
@@ -27,7 +28,6 @@ from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
 MOST_FEATURES = 256
-HALVES = (torch.bfloat16, torch.float16)
 SCORES, SOFTMAX = "scores", "softmax"
 
 
@@ -356,7 +356,7 @@ def _joined(
     shifted = ir.apply("sub", score, ir.local_value(rows.most, torch.float32), dtype=torch.float32)
     weight = ir.cast(ir.apply("exp", shifted, dtype=torch.float32), rounded)
     left = Operand(weight_name(inner), rounded, 0, 0, value=weight)
-    whole = replace(site, left=left, right=replace(right, dtype=right.dtype))
+    whole = replace(site, left=left, right=right)
     variant = variants.fused(plan, whole) if site.following >= 0 else variants.plain(plan, whole)
     if variant is None:
         whole = sites.alone(whole)

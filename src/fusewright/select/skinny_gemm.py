@@ -26,16 +26,14 @@ def find(plan: Plan) -> list[Site]:
     for number, step in enumerate(plan.steps):
         if not isinstance(step, RunExtern):
             continue
-        few = step.extern.skinny
-        extern = (
-            step.extern
-            if few is None
-            else replace(step.extern, target=few.target, args=few.args, kwargs=(), skinny=None)
-        )
+        skinny, extern = step.extern.skinny, step.extern
+        if skinny is not None:
+            extern = replace(extern, target=skinny.target, args=skinny.args, kwargs=(), skinny=None)
         describe = MATRICES.get(schema_name(extern.target) or "")
         site = None if describe is None or not is_plain(plan, extern, static=False) else describe(plan, number, extern)
         if site is not None and site.batch == 1 and not isinstance(site.rows, int):
-            found.append(with_following(plan, replace(site, extern=step.extern, most=0 if few is None else few.most)))
+            most = 0 if skinny is None else skinny.most
+            found.append(with_following(plan, replace(site, extern=step.extern, most=most)))
     return found
 
 

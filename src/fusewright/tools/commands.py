@@ -129,10 +129,7 @@ def _minify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _minify(arguments: argparse.Namespace) -> int:
     """Exit status 1 if something was found."""
-    if not arguments.script.exists():
-        raise OptionError(f"there is no file {arguments.script}")
-    sys.argv[:] = [str(arguments.script), *arguments.arguments]
-    sys.path.insert(0, str(arguments.script.resolve().parent))
+    _prepare(arguments.script, arguments.arguments)
     found = minify_script(arguments.script, arguments.kind)
     print(found or f"nothing found: no graph of {arguments.script} fails by itself (--kind {arguments.kind})")
     if found and arguments.output:
@@ -142,15 +139,21 @@ def _minify(arguments: argparse.Namespace) -> int:
 
 def run_script(script: str, arguments: list[str], module: bool) -> None:
     """Runs a program as Python would. Its exceptions and its exit status are its own."""
-    sys.argv[:] = [script, *arguments]
     if module:
+        sys.argv[:] = [script, *arguments]
         sys.path.insert(0, str(Path.cwd()))
         runpy.run_module(script, run_name="__main__", alter_sys=True)
         return
-    if not Path(script).exists():
-        raise OptionError(f"there is no file {script}")
-    sys.path.insert(0, str(Path(script).resolve().parent))
+    _prepare(Path(script), arguments)
     runpy.run_path(script, run_name="__main__")
+
+
+def _prepare(script: Path, arguments: list[str]) -> None:
+    """Makes arguments and search path those that Python gives a script."""
+    if not script.exists():
+        raise OptionError(f"there is no file {script}")
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
 
 
 COMMANDS: dict[str, Command] = {

@@ -23,9 +23,9 @@ from fusewright.base.options import Settings
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.signals import Signal
 from fusewright.capture.attempt import capture_frame
+from fusewright.capture.conversions import converting, plain_sources
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import evaluate
-from fusewright.capture.numbers import plain_sources, takes_numbers
 from fusewright.capture.settings import CaptureOptions
 
 SEED = 20
@@ -60,7 +60,7 @@ def check(case: Served) -> None:
         lambda event: None,
         frame.backward,
     )
-    reference = takes_numbers(aot_eager.BACKEND.compile(to_compile), numbers)
+    reference = converting(aot_eager.BACKEND.compile(to_compile), numbers)
     memory: dict[int, torch.Tensor] = {}
     with torch.random.fork_rng():
         torch.manual_seed(SEED)

@@ -44,8 +44,17 @@ def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
 
 
 def _half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
+    program = _program(to_compile, graph, direction)
+    if program is not None:
+        return below_autograd(program.run)
+    run_with_grad_mode(graph)
+    return below_autograd(to_compile.module(graph).forward)
+
+
+def _program(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Program | None:
+    """None, after an event, for a graph that XLA does not compute. Raises BackendError under fullgraph."""
     try:
-        return below_autograd(Program(graph, to_compile.constants).run)
+        return Program(graph, to_compile.constants)
     except NoRow as error:
         reason = str(error)
         if isinstance(error, FailedRow):
@@ -54,8 +63,7 @@ def _half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> 
     if to_compile.settings.fullgraph:
         raise BackendError(f"backend 'xla', {direction} of {to_compile.function}: {reason}")
     to_compile.notify(FellBack(f"{to_compile.function} {direction}", reason))
-    run_with_grad_mode(graph)
-    return below_autograd(to_compile.module(graph).forward)
+    return None
 
 
 def _name(node: torch.fx.Node) -> str:
@@ -238,7 +246,8 @@ def _narrowed(made: Any, kind: Any) -> Any:
 
 
 class Texts:
-    """A backend that keeps what it gives to XLA as text: StableHLO, or HLO before or after XLA's own passes."""
+    """A backend for fullgraph that keeps what it gives to XLA as text: StableHLO, or HLO before or after XLA's own
+    passes."""
 
     def __init__(self, kind: str) -> None:
         self.kind, self.texts = kind, list[str]()
@@ -246,8 +255,8 @@ class Texts:
 
     def _compile(self, to_compile: GraphToCompile) -> Callable[..., Any]:
         graph = passes.run(to_compile.graph)
-        run = _half(to_compile, graph, "forward")
-        program = Program(graph, to_compile.constants)
+        program = _program(to_compile, graph, "forward")
+        assert program is not None
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             numbers, arrays = program.split((*to_compile.example_inputs, *program.constants))
             lowered = program.jitted(numbers, arrays).lower(*arrays)
@@ -255,7 +264,7 @@ class Texts:
                 self.texts.append(lowered.compile().as_text())
             else:
                 self.texts.append(lowered.as_text(self.kind))
-        return run
+        return below_autograd(program.run)
 
 
 BACKEND = Backend("xla", "aten", _compile, follows_autograd=False, trains=True, dynamic=False)

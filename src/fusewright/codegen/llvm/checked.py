@@ -70,7 +70,7 @@ def with_checks(body: str, kernel: Kernel, told: bool, declarations: dict[str, s
     element_sizes = [dtype.itemsize for dtype in kernel.dtypes]
     lines = body.split("\n")
     flags = 4 if told else 0
-    checks = _Checks(dict(_roots(lines, len(element_sizes), flags)), flags, declarations)
+    checks = _Checks(dict(_roots(lines, flags)), flags, declarations)
     out: list[str] = []
     for line in checks.lines(lines):
         if line == "entry:":
@@ -101,9 +101,9 @@ _EPILOGUE = [
 ]
 
 
-def _roots(lines: Sequence[str], buffers: int, flags: int) -> Iterator[tuple[str, _Root]]:
+def _roots(lines: Sequence[str], flags: int) -> Iterator[tuple[str, _Root]]:
     """By name: pointers to buffers, and to memory that the function has on the stack or allocates."""
-    slots = {"%buffers": 0} if buffers else {}
+    slots = {"%buffers": 0}
     for line in lines:
         defined = _DEFINED.match(line)
         if defined is None:
@@ -224,7 +224,7 @@ def _shared(name: str, flags: int, declarations: dict[str, str]) -> str:
     if checked not in declarations:
         header, *lines = declarations[name].split("\n")
         before, parameters = header.removesuffix(") {").split("(", 1)
-        roots, more = dict(_roots(lines, 0, flags)), []
+        roots, more = dict(_roots(lines, flags)), []
         for number, parameter in enumerate(parameters.split(", ")):
             kind, operand = parameter.split(" ", 1)
             if kind == "ptr":

@@ -28,7 +28,7 @@ def plain_sources(inputs: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[C
 _CONVERTED = (NumberTensor, ArrayTensor, PlainTensor, WrappedPart)
 
 
-def takes_numbers(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -> Callable[..., Any]:
+def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -> Callable[..., Any]:
     """`compiled` over inputs of which some are not yet what the graph takes."""
     positions = tuple(position for position, source in converted if type(source) is not WrappedPart)
     wrapped: dict[Any, list[tuple[int, int]]] = {}
