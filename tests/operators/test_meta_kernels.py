@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fusewright
 from fusewright.operators.derive import derive
 from fusewright.operators.meta_kernels import type_of
 from fusewright.operators.rules.cpu import CORRECTIONS, RULES
@@ -152,6 +154,21 @@ def test_operands_laid_out_otherwise(op: torch._ops.OpOverload) -> None:
                     op(a, b.long())
     assert not seen.wrong
     assert seen.seen[op]
+
+
+@pytest.mark.parametrize("op", [torch.logaddexp, torch.heaviside, torch.copysign, torch.xlogy, torch.isin], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_corrections_hold_over_symbolic_sizes(op: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
+    """A number beside a tensor that is laid out otherwise: where symbols leave the order open, sizes of 2 and more
+    decide."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return op(y, x.flatten()) if op is torch.isin else op(x.max(), y)
+
+    compiled = fusewright.compile(function, dynamic=dynamic)
+    for y in (torch.rand(3, 3), torch.rand(5, 8).t(), torch.rand(9, 4)[::2], torch.rand(4, 1).expand(4, 3)):
+        x = torch.rand(3)
+        torch.testing.assert_close(compiled(x, y), function(x, y), check_stride=True)
 
 
 def test_a_spread_of_operators() -> None:

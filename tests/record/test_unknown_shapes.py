@@ -67,3 +67,26 @@ def test_other_data_give_another_shape_without_a_compile() -> None:
 def test_a_gradient_breaks() -> None:
     outcome = run_case(case(lambda x: x[x > 0], X.clone().requires_grad_()))
     assert (outcome.kind, outcome.code) == ("broke", "data-dependent-shape")
+
+
+OF_WRITTEN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nonzero": torch.nonzero, "mask": lambda x: x[x > 1], "masked_select": lambda x: x.masked_select(x > 1),
+    "unique": torch.unique, "unique_consecutive": torch.unique_consecutive, "bincount": lambda x: x.long().flatten().bincount(),
+    "unique rows": lambda x: torch.unique(x, dim=0, return_counts=True), "argwhere": torch.argwhere,
+    "repeat_interleave": lambda x: torch.repeat_interleave(x[:, 0].long()), "item": lambda x: x * x.sum().item(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}])
+@pytest.mark.parametrize("name", OF_WRITTEN)
+def test_of_what_was_written_and_is_not_dense(name: str, options: dict[str, Any]) -> None:
+    """The functional graph holds the written value densely: no meta kernel gives the type anew."""
+
+    def function(x: torch.Tensor) -> Any:
+        x.add_(x)
+        return OF_WRITTEN[name](x)
+
+    def columns() -> torch.Tensor:
+        return torch.arange(30.0).reshape(10, 3)[::2]
+
+    torch.testing.assert_close(fusewright.compile(function, options=options)(columns()), function(columns()))

@@ -15,7 +15,7 @@ import torch
 from fusewright.capture.frame import Rebuilt
 from fusewright.sizes.expressions import Expr, evaluate
 
-Made = dict[tuple[int, bool], Any]
+Made = dict[int, Any]  # by the call's number
 Maker = Callable[[Sequence[Any], Sequence[Any], Made], Any]
 
 
@@ -40,15 +40,15 @@ def _maker(one: Rebuilt, symbols: tuple[Any, ...]) -> Maker:
         value = inputs[position] if from_input else results[position]
         sizes = {} if static else {symbol: inputs[place] for place, symbol in enumerate(symbols) if symbol is not None}
         if one.steps:
-            with torch.set_grad_enabled(not one.no_grad):
-                for target, args, kwargs, element, call in one.steps:
-                    found = made.get((call, one.no_grad))
-                    if found is None:
-                        if not static:
-                            args, kwargs = _concrete(args, sizes), _concrete(kwargs, sizes)
-                        found = made[call, one.no_grad] = target(value, *args, **kwargs)
-                    value = found if element is None else found[element]
-            if one.no_grad and value.requires_grad:  # a view made under no_grad still follows its base
+            for target, args, kwargs, element, call, no_grad in one.steps:
+                found = made.get(call)
+                if found is None:
+                    if not static:
+                        args, kwargs = _concrete(args, sizes), _concrete(kwargs, sizes)
+                    with torch.set_grad_enabled(not no_grad):
+                        found = made[call] = target(value, *args, **kwargs)
+                value = found if element is None else found[element]
+            if one.no_grad and value.requires_grad:
                 value = value.detach()
         return value.requires_grad_() if one.leaf else value
 

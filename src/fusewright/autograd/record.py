@@ -20,7 +20,7 @@ from fusewright.autograd.reach import apart
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.aliasing import written_arguments
-from fusewright.capture.frame import Backward, Rebuilt
+from fusewright.capture.frame import Backward, Rebuilt, ViewStep
 from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import facts
@@ -211,7 +211,7 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
             base = ("output", results.add(root))
         steps = _steps(value, root, calls)
         _check_hooks(value, root)
-        rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad or leaf, leaf=leaf))
+        rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad, leaf=leaf))
     return rebuilt
 
 
@@ -224,12 +224,12 @@ def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:
         value = value.viewed
 
 
-def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, int]) -> tuple[Any, ...]:
+def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, int]) -> tuple[ViewStep, ...]:
     """The recorded view operators from `root` to `value`. `calls`: their numbers."""
     steps = []
     while value is not root:
         assert value.viewed is not None
-        node, element = value.node, None
+        node, element = value.node, None  # type: torch.fx.Node, Any
         if value.viewed.reshaped:
             raise CannotDifferentiate("a tensor is returned together with a view from before it was reshaped in place")
         if not isinstance(node.target, torch._ops.OpOverload):  # getitem of a list of views
@@ -237,7 +237,14 @@ def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, i
         if not isinstance(node.args[0], torch.fx.Node) or any(isinstance(one, torch.fx.Node) for one in node.args[1:]):
             raise CannotDifferentiate(f"a view made by {node.target} is returned together with what it is a view of")
         steps.append(
-            (node.target, tuple(node.args[1:]), dict(node.kwargs), element, calls.setdefault(node, len(calls)))
+            ViewStep(
+                node.target,
+                tuple(node.args[1:]),
+                dict(node.kwargs),
+                element,
+                calls.setdefault(node, len(calls)),
+                "no_grad" in node.meta,
+            )
         )
         value = value.viewed
     return tuple(reversed(steps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch.fx
 
@@ -25,6 +25,19 @@ class Break:
     stack: tuple[Location, ...]
 
 
+class ViewStep(NamedTuple):
+    """A call of a view operator: the arguments after the first (their sizes may be symbolic). element: of the result,
+    if that is a list; call: its number, by which outputs that have a call in common share its result; no_grad: it was
+    made under no_grad."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    element: int | None
+    call: int
+    no_grad: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
     """How one of the frame's outputs is made of what the graph returns, outside of the autograd function that runs the
@@ -32,15 +45,13 @@ class Rebuilt:
 
     base      ("output", position among the graph's outputs) or ("input", position among its inputs): what it is, or is
         a view of
-    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of
-              the result or None, number of the call: outputs that have a call in common share its result); sizes in the
-              arguments may be symbolic
-    no_grad   it is cut off from its base's history (a detached view, one made under no_grad)
+    steps     the view operators that lead to it
+    no_grad   it requires no gradient, whatever its base does
     leaf      it is a leaf that requires a gradient
     """
 
     base: tuple[str, int]
-    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None, int], ...] = ()
+    steps: tuple[ViewStep, ...] = ()
     no_grad: bool = False
     leaf: bool = False
 

@@ -19,8 +19,9 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
-from fusewright.operators.rules.cpu import corrected
+from fusewright.operators.rules.cpu import correction_of
 from fusewright.operators.rules.views import NO_VIEW, view_strides
+from fusewright.operators.shape_rules import decided
 from fusewright.sizes.expressions import Dim, Expr
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.symfloat import shape_float
@@ -153,7 +154,14 @@ def infer(
         after = type_of(tensor, type_.device)
         if _layout(after, env) != _layout(type_, env):
             raise MetadataChanged(f"{op} changed the shape of an argument from {type_} to {after}")
-    return corrected(op, _lift(op, result, device), args, kwargs, device)
+    said = _lift(op, result, device)
+    correction = correction_of(op, device)
+    if correction is None:
+        return said
+    found, larger = decided(correction, (said, *args), kwargs, env)
+    if env is not None and larger:
+        env.assume(larger)
+    return said if found is NotImplemented else found
 
 
 def _constant_pad(self: torch.Tensor, pad: Sequence[int | torch.SymInt], value: complex = 0) -> torch.Tensor:

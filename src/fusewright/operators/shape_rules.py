@@ -35,28 +35,37 @@ def by_rule(
     rule = RULES.get(op)
     if rule is None:
         return NotImplemented
+    found, symbols = decided(rule, args, kwargs, env)
+    if env is not None and symbols:
+        if not symbols.isdisjoint(env.shown) and so_for_one(by_rule, op, args, kwargs, env, found):
+            symbols -= env.shown
+        env.assume(symbols)
+    return found
+
+
+def decided(
+    rule: Rule, args: Sequence[object], kwargs: Mapping[str, object], env: ShapeEnv | None
+) -> tuple[object, frozenset[Expr]]:
+    """(what the rule gives, the symbols for which it does so only if they are at least 2); NotImplemented if it cannot
+    tell even then."""
     try:
-        return rule(*args, **kwargs)
+        return rule(*args, **kwargs), frozenset()
     except Undecided:
         if env is None:
-            return NotImplemented
+            return NotImplemented, frozenset()
     larger, symbols = env.larger(symbols_in((args, kwargs)))
     if not symbols:
-        return NotImplemented
+        return NotImplemented, frozenset()
     back: dict[Expr, Dim] = {new: old for old, new in larger.items() if isinstance(new, Expr)}
     given: Any = with_sizes(list(args), lambda size: substitute(size, larger))
     named: Any = with_sizes(dict(kwargs), lambda size: substitute(size, larger))
     try:
         found = rule(*given, **named)
     except Undecided:
-        return NotImplemented
+        return NotImplemented, frozenset()
     if found is NotImplemented:
-        return NotImplemented
-    found = with_sizes(found, lambda size: substitute(size, back))
-    if not symbols.isdisjoint(env.shown) and so_for_one(by_rule, op, args, kwargs, env, found):
-        symbols -= env.shown
-    env.assume(symbols)
-    return found
+        return NotImplemented, frozenset()
+    return with_sizes(found, lambda size: substitute(size, back)), symbols
 
 
 def so_for_one(

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 import torch.fx
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
@@ -29,7 +30,7 @@ from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
-from fusewright.operators.rules.common import preserved_strides
+from fusewright.operators.rules.common import strides_of_its_own
 from fusewright.operators.schema import OperatorFacts, argument, facts
 from fusewright.record import data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
@@ -199,7 +200,7 @@ class Recorder:
         elements of the output share memory, each has a gradient of its own: it is laid out as empty_like(output)."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
         if shares_elements(type_) and 0 not in type_.shape:
-            type_ = replace(type_, stride=preserved_strides(type_))
+            type_ = replace(type_, stride=strides_of_its_own(type_))
         node = self._placeholder(name, None)
         node.meta.update(type=type_, tangent=True)
         traced = make_traced(self, node, type_)
@@ -337,18 +338,18 @@ class Recorder:
         if self.lines.active:
             self.here = self.lines.stack(self.here)
         known = facts(func)
-        if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
+        if known.foreach:  # one operator for each tensor: scheduling finds out what the lists have in common
             with _RecordingMode(self):
-                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+                return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         drawn = NotImplemented if self.draws is None else draws.record(self.draws, self, func, args, kwargs)
         if drawn is not NotImplemented:
             return drawn
         if self.has_floats and scalar_operands.holds_float(args, kwargs):
             return scalar_operands.record(self, func, args, kwargs)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
-            with _RecordingMode(self):
-                # Not func.decompose: it prefers PyTorch's Python versions, which are slow and import sympy.
-                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            # Views have a history here too. Not func.decompose: PyTorch's Python versions are slow and import sympy.
+            with _RecordingMode(self), torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if self.data_shapes and data_sizes.records(func, args):
             return data_sizes.record(self, func, args, kwargs)
         if self.symbolic:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import fusewright
 from fusewright.loops.lower.registry import MISSING
 from tests.loops.lower.checking import check
 
@@ -168,3 +173,31 @@ def test_half_chains_round_once() -> None:
     x = sample(torch.bfloat16, 64)
     program = check(lambda x: torch.sigmoid(x * 2 + 1) * x, x)
     assert len(program.operations) == 1
+
+
+WRITERS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "full": lambda x, n: torch.full((2,), n, dtype=x.dtype), "full_like": torch.full_like, "fill": lambda x, n: x.clone().fill_(n),
+    "masked_fill": lambda x, n: x.masked_fill(torch.tensor([True, False]), n), "threshold": lambda x, n: F.threshold(x, 0.5, n),
+    "index_fill": lambda x, n: x.index_fill(0, torch.tensor([0]), n), "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "scatter": lambda x, n: x.scatter(0, torch.tensor([0]), n), "where": lambda x, n: torch.where(x > 1, n, x), "clamp": torch.clamp,
+    "setitem": lambda x, n: operator.setitem(x := x.clone(), 0, n) or x, "new_full": lambda x, n: x.new_full((2,), n),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [0.3, -0.7, -1, 300, 70000.0, -1e39, math.inf, math.nan, 2**62], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.bool, torch.int16], ids=str)
+def test_a_number_is_written_as_eager_converts_it(dtype: torch.dtype, number: float) -> None:
+    """What is not zero is True, and what the dtype does not hold is eager's error."""
+    for name, write in WRITERS.items():
+
+        def outcome(function: Any) -> Any:
+            try:
+                return function(torch.ones(2, dtype=dtype), number)
+            except (RuntimeError, NotImplementedError, OverflowError) as error:
+                return type(error)
+
+        expected, found = outcome(write), outcome(fusewright.compile(write, dynamic=False))
+        if isinstance(expected, type):
+            assert found is expected, name
+        else:
+            torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0, msg=name)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, replace
 from fusewright.graph.nodes import written
@@ -40,13 +39,14 @@ from fusewright.loops.lower import expressions as ex, registry
 from fusewright.loops.lower.extern import call_extern
 from fusewright.loops.lower.liveness import drop_dead_operations
 from fusewright.loops.lower.questions import (
+    check_aliases,
+    empty_view,
     flatten,
     for_floats,
     is_cheap,
     is_input_update,
     lazy_locations,
     locations_of,
-    memory_of,
     merge_locations,
     tensors_in,
     types_in,
@@ -124,6 +124,7 @@ class Lowering:
         self._constants: list[torch.Tensor] = []
         self._created: set[str] = set()  # buffers made by the current node
         self._inputs: list[str] = []
+        self._returned: set[str] = set()  # as a tensor of its own; any further result on the buffer is a view of it
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
@@ -164,7 +165,11 @@ class Lowering:
         args, kwargs = self.resolve(node.args), self.resolve(dict(node.kwargs))
         self.locations = merge_locations(lazy_locations((args, kwargs)), locations_of(node))
         in_memory = self.needs_memory(node) or len(node.users) > 1
-        result = self.call(node.target, args, kwargs, kind, in_memory, self.private_arguments(node))
+        private = self.private_arguments(node)
+        result = self.call(node.target, args, kwargs, kind, in_memory, private)
+        own = {id(value) for value in private}
+        read = (window(value) for value in tensors_in((args, kwargs)) if id(value) not in own)
+        self._created -= {ref.buffer for ref in read if ref is not None}  # an argument's memory is not the result's
         self.place(node, result)
         return result
 
@@ -509,28 +514,13 @@ class Lowering:
         """What is returned, flat. A value that is computed is realised; a view is a window already, unless its base is
         not in memory."""
         self._node_name = "output"
-        values = flatten(self.resolve(node.args))
+        nodes, values = flatten(node.args), flatten(self.resolve(node.args))
+        values = [empty_view(self.environment, node, value) or value for node, value in zip(nodes, values, strict=True)]
         for value in values:
             if isinstance(value, Value) and window(value) is None:
                 self.realize(value)
-        self.check_aliases(flatten(node.args), values)
+        check_aliases(self.environment, nodes, values, self.reference)
         return values
-
-    def check_aliases(self, nodes: Sequence[Any], values: Sequence[Any]) -> None:
-        """What shares memory in eager must be windows on one buffer: a view of an input, views of one result."""
-        shared: dict[Node, set[str]] = {}
-        for node, value in zip(nodes, values, strict=True):
-            if not isinstance(node, Node) or not isinstance(value, Value) or is_empty(value.shape):
-                continue
-            root = memory_of(node)
-            # the functionalise pass refuses other dtypes
-            if getattr(root.meta.get("type"), "dtype", None) == value.dtype:
-                shared.setdefault(root, set()).add(self.reference(value).buffer)
-        for root, buffers in shared.items():
-            stored = self.environment[root]
-            own = window(stored) if isinstance(stored, Value) and root.op in ("placeholder", "get_attr") else None
-            if len(buffers) > 1 or (own is not None and own.buffer not in buffers):
-                raise CannotFunctionalise(f"{root.name} is returned as a view that is no window on its memory")
 
     def output(self, value: Any) -> Output:
         if not isinstance(value, Value):
@@ -540,7 +530,8 @@ class Lowering:
         if buffer.role == "temporary":
             buffer = self.program.buffers[ref.buffer] = replace(buffer, role="output")
         fresh = buffer.role == "output" and ref.shape == buffer.shape and ref.stride == buffer.stride
-        if fresh and isinstance(ref.offset, int) and ref.offset == 0:
+        if fresh and isinstance(ref.offset, int) and ref.offset == 0 and ref.buffer not in self._returned:
+            self._returned.add(ref.buffer)
             return Output("buffer", ref.buffer)
         return Output("view", ref.buffer, ref)
 

@@ -10,25 +10,11 @@ from typing import Any
 import torch
 
 from fusewright.loops import ir
-from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
+from fusewright.loops.lower.promotion import number
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, is_non_overlapping
-from fusewright.sizes.expressions import Expr
-
-
-def number(value: Any, dtype: torch.dtype) -> Expression:
-    """A Python number or a size as an expression, converted as eager does."""
-    if isinstance(value, Expr):
-        return ex.index_as(value, dtype)
-    if isinstance(value, Value):
-        raise Fallback("a tensor as a number")
-    if not isinstance(value, (bool, int, float)):
-        raise Fallback(f"a number of type {type(value).__name__}")
-    if not dtype.is_floating_point and isinstance(value, float):
-        value = int(value) if dtype is not torch.bool else value != 0
-    return ir.constant(value, dtype)
 
 
 @lowers("full", "full_like", "new_full", "scalar_tensor")
@@ -36,7 +22,7 @@ def full(call: Call, *args: Any, **options: Any) -> Value:
     name = call.target._schema.name.partition("::")[2]
     position = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}[name]
     value = args[position] if position < len(args) else options["fill_value"]
-    return call.result(number(value, ex.compute_dtype(call.type.dtype)))
+    return call.result(number(value, ex.compute_dtype(call.type.dtype), call.type.dtype))
 
 
 @lowers("ones", "ones_like", "new_ones")

@@ -16,6 +16,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, Store
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
+from fusewright.loops.lower.promotion import number
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import (
     Value,
@@ -209,7 +210,7 @@ def masked_index(call: Call, self: Value, mask: Value, indices: Sequence[Value |
     dtype = ex.compute_dtype(self.dtype)
     found = ex.widen(gathered(low, self, place, bindings))
     shown = low.read(mask, low.broadcast(mask, call.type.shape, call.axes), torch.bool)
-    return call.result(ex.masked(shown, found, ir.constant(fill, dtype)))
+    return call.result(ex.masked(shown, found, number(fill, dtype, self.dtype)))
 
 
 # --- scatters --------------------------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ def scatter_along(call: Call, self: Value, dim: int, index: Value, value: Any, m
     place = list(symbols)
     place[dim], bindings = indirect(low, index, symbols, self.shape[dim])
     dtype = ex.compute_dtype(self.dtype)
-    stored = low.read(value, symbols, dtype) if isinstance(value, Value) else ir.constant(value, dtype)
+    stored = low.read(value, symbols, dtype) if isinstance(value, Value) else number(value, dtype, self.dtype)
     return scattered(call, self, index.shape, place, stored, bindings, mode)
 
 
@@ -366,5 +367,5 @@ def index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> V
     dim = normalize_dim(dim, self.ndim)
     shape, _, place, bindings = along_dim(call, self, dim, index, wrap=True)
     dtype = ex.compute_dtype(self.dtype)
-    stored = call.lowering.read(value, (), dtype) if isinstance(value, Value) else ir.constant(value, dtype)
+    stored = call.lowering.read(value, (), dtype) if isinstance(value, Value) else number(value, dtype, self.dtype)
     return scattered(call, self, shape, place, stored, bindings)

@@ -15,10 +15,9 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
-from fusewright.loops.lower.promotion import computing, promoted_dtype
+from fusewright.loops.lower.promotion import computing, number, promoted_dtype
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value
-from fusewright.sizes.expressions import Expr
 
 
 def operand(call: Call, value: Any, dtype: torch.dtype) -> Expression:
@@ -26,17 +25,15 @@ def operand(call: Call, value: Any, dtype: torch.dtype) -> Expression:
     if isinstance(value, Value):
         indices = call.lowering.broadcast(value, call.type.shape, call.axes)
         return call.lowering.read(value, indices, dtype)
-    if isinstance(value, Expr):
-        return ex.index_as(value, dtype)
     if isinstance(value, float) and not dtype.is_floating_point:
         raise Fallback("a float number in integer arithmetic")
-    if not isinstance(value, (bool, int, float)):
-        raise Fallback(f"an operand of type {type(value).__name__}")
-    if dtype is not torch.bool and not dtype.is_floating_point:
-        limits = torch.iinfo(dtype)
-        if not limits.min <= value <= limits.max:
-            raise Fallback("a number outside the range of its dtype")
-    return ir.constant(value, dtype)
+    return number(value, dtype)
+
+
+def written(call: Call, value: Any) -> Expression:
+    """What writing `value`, a tensor without dimensions or a number, leaves in elements of the result."""
+    dtype = ex.compute_dtype(call.type.dtype)
+    return operand(call, value, dtype) if isinstance(value, Value) else number(value, dtype, call.type.dtype)
 
 
 def elementwise(
@@ -435,17 +432,8 @@ def where(call: Call, condition: Value, self: Any, other: Any) -> Value:
 @lowers("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
     dtype = ex.compute_dtype(self.dtype)
-    if isinstance(value, float) and not dtype.is_floating_point:
-        value = int(value)
-    return call.result(
-        ex.apply(
-            "where",
-            operand(call, mask, torch.bool),
-            operand(call, value, dtype),
-            operand(call, self, dtype),
-            dtype=dtype,
-        )
-    )
+    mask_, value_ = operand(call, mask, torch.bool), written(call, value)
+    return call.result(ex.apply("where", mask_, value_, operand(call, self, dtype), dtype=dtype))
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -502,10 +490,7 @@ def copy(call: Call, self: Value, src: Value, non_blocking: bool = False) -> Val
 
 @lowers("fill.Scalar", "fill.Tensor")
 def fill(call: Call, self: Value, value: Any) -> Value:
-    dtype = ex.compute_dtype(call.type.dtype)
-    if isinstance(value, float) and not dtype.is_floating_point:
-        value = int(value)
-    return call.result(operand(call, value, dtype))
+    return call.result(written(call, value))
 
 
 @lowers("threshold_backward")

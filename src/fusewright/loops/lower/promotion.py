@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
-from fusewright.loops.lower.expressions import compute_dtype
+from fusewright.loops import ir
+from fusewright.loops.ir import Expression
+from fusewright.loops.lower.expressions import compute_dtype, index_as
 from fusewright.loops.lower.registry import Fallback
 from fusewright.loops.lower.values import Value
+from fusewright.operators.rules.common import holds
 from fusewright.sizes.expressions import Expr
 
 
@@ -30,6 +33,18 @@ def number_dtype(number: object) -> torch.dtype:
     if isinstance(number, float):
         return torch.get_default_dtype()
     raise Fallback(f"an operand of type {type(number).__name__}")
+
+
+def number(value: Any, dtype: torch.dtype, into: torch.dtype | None = None) -> Expression:
+    """A Python number or a size converted to `dtype` as eager does where it writes numbers into tensors. `into`: the
+    tensor's dtype, if computing has another."""
+    if isinstance(value, Expr):
+        return index_as(value, dtype)
+    if not isinstance(value, (bool, int, float)):
+        raise Fallback(f"a number of type {type(value).__name__}")
+    if not holds(into or dtype, value):
+        raise Fallback("a number outside the range of its dtype")
+    return ir.constant(value, dtype)
 
 
 def promoted_dtype(operands: Iterable[Any]) -> torch.dtype:

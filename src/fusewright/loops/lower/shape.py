@@ -13,6 +13,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression, Pointwise, Store
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
+from fusewright.loops.lower.promotion import number
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axes_of, axis_symbols, flat_index, is_one, normalize_dim
 from fusewright.loops.lower.views import reshape_indices
@@ -92,8 +93,6 @@ def padded(call: Call, self: Value, pad: Sequence[Dim]) -> list[tuple[Dim, Dim]]
 def constant_pad(call: Call, self: Value, pad: Sequence[Dim], value: Any = 0) -> Value:
     low = call.lowering
     dtype = ex.compute_dtype(self.dtype)
-    if isinstance(value, float) and not dtype.is_floating_point:
-        value = int(value)
     place: list[Dim] = []
     conditions: list[Expression] = []
     for (before, _), size, axis in zip(padded(call, self, pad), self.shape, call.axes):
@@ -106,7 +105,7 @@ def constant_pad(call: Call, self: Value, pad: Sequence[Dim], value: Any = 0) ->
             conditions.append(ex.lt(ir.index_value(axis), ir.index_value(size + before)))
     inside = ex.all_of(conditions)
     body = low.read(self, place, dtype)
-    return call.result(body if inside is None else ex.masked(inside, body, ir.constant(value, dtype)))
+    return call.result(body if inside is None else ex.masked(inside, body, number(value, dtype, self.dtype)))
 
 
 @lowers("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")

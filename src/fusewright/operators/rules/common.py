@@ -7,7 +7,9 @@ kernel".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -208,6 +210,14 @@ def preserved_strides(t: TensorType) -> tuple[Dim, ...]:
     return dense_in_order(t.shape, sort_axes(t.shape, [t.stride]))
 
 
+def strides_of_its_own(t: TensorType) -> tuple[Dim, ...]:
+    """The strides of empty_like(t) where the order of its axes is known, else row-major ones."""
+    try:
+        return preserved_strides(t)
+    except Undecided:
+        return contiguous_strides(t.shape)
+
+
 def suggests_channels_last(t: TensorType) -> bool:
     """t.suggest_memory_format() (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and 3d_s5)."""
     if t.ndim not in (4, 5) or t.stride[1] == 0:
@@ -237,6 +247,14 @@ def suggested_strides(t: TensorType, shape: Sequence[Dim] | None = None) -> tupl
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
 _UNDEFINED = None
+
+
+def holds(dtype: torch.dtype, number: bool | int | float) -> bool:
+    """Whether eager writes the number into a tensor of this dtype: it raises where the number is outside the range."""
+    if dtype is torch.bool or dtype.is_complex or (dtype.is_floating_point and not math.isfinite(number)):
+        return True
+    limits: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return limits.min <= number <= limits.max
 
 
 def promote(*values: object) -> torch.dtype:

@@ -18,7 +18,6 @@ from torch._ops import OpOverload
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
     Rule,
-    Undecided,
     fresh,
     is_channels_last,
     is_contiguous,
@@ -187,10 +186,7 @@ def _iterated(said: TensorType, *args: Any) -> TensorType:
     computed = promote(*operands, *numbers)
     if not computed.is_floating_point and said.dtype.is_floating_point:
         computed = said.dtype
-    try:
-        return replace(said, stride=promoting([*operands, *numbers], said.dtype, computed).stride)
-    except Undecided:
-        return said
+    return replace(said, stride=promoting([*operands, *numbers], said.dtype, computed).stride)
 
 
 def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
@@ -245,6 +241,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.pow.Scalar: lambda said, *args: _contiguous(said),
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar), lambda said, *args: _contiguous(said)),
     aten.nonzero_static.default: lambda said, *args: _contiguous(said),
     aten._fft_r2c.default: _fft_r2c,
     aten._fft_c2c.default: _fft_c2c,
@@ -252,17 +249,19 @@ CORRECTIONS: dict[OpOverload, Correction] = {
 }
 
 
-def corrected(
-    op: OpOverload, said: object, args: Sequence[object], kwargs: dict[str, object], device: torch.device | None
-) -> object:
-    """What `op` really gives where its meta kernel said `said`."""
+def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
+    """What takes the result that the meta kernel said and then the operator's arguments, and gives the real result."""
     correction = CORRECTIONS.get(op)
     if correction is None or device is None or device.type != "cpu":
-        return said
-    bound = list(args)
-    for argument in op._schema.arguments[len(args) :]:
-        bound.append(kwargs.get(argument.name, argument.default_value))
-    return correction(said, *bound)
+        return None
+
+    def corrected(said: object, *args: object, **kwargs: object) -> object:
+        bound = list(args)
+        for argument in op._schema.arguments[len(args) :]:
+            bound.append(kwargs.get(argument.name, argument.default_value))
+        return correction(said, *bound)
+
+    return corrected
 
 
 # --- operators without a meta kernel, or with a slow one --------------------------------------------------------------
@@ -490,4 +489,4 @@ _MISSING: dict[OpOverload, Rule] = {
 }
 RULES: dict[OpOverload, Rule] = {op: _on_cpu(rule) for op, rule in _MISSING.items()}
 
-__all__ = ["CORRECTIONS", "RULES", "corrected"]
+__all__ = ["CORRECTIONS", "RULES", "correction_of"]

@@ -17,6 +17,7 @@ from fusewright.graph.builder import Builder
 from fusewright.graph.known_values import NUMBER
 from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.context import PassContext
+from fusewright.operators.rules.common import holds
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, same_strides
 
@@ -149,11 +150,11 @@ def constant_fold(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph
             continue
         if node.target in _FILLS:
             number = _FILLS[node.target](node)
-            if isinstance(number, (int, float, bool)):
+            if isinstance(number, (int, float, bool)) and holds(type_.dtype, number):
                 numbers[node] = _rounded(number, type_.dtype)
         elif node.target in _COUNTS:
             number = _COUNTS[node.target](node)
-            if type_.shape == (1,) and isinstance(number, (int, float)):
+            if type_.shape == (1,) and isinstance(number, (int, float)) and holds(type_.dtype, number):
                 numbers[node] = _rounded(number, type_.dtype)
         elif node.target in _REARRANGES:
             if node.args[0] in numbers:

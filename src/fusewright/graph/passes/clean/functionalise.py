@@ -32,10 +32,10 @@ from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
 from fusewright.graph.nodes import add_call
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.passes.context import PassContext
-from fusewright.operators.data_dependent import GIVES
+from fusewright.operators.data_dependent import GIVES, OF_UNKNOWN_SHAPE
 from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts, functional_form
-from fusewright.sizes.tensor_type import TensorType, same_strides, with_sizes
+from fusewright.sizes.tensor_type import TensorType, same_strides, symbols_in, with_sizes
 
 aten = torch.ops.aten
 
@@ -217,13 +217,17 @@ class _Functionaliser:
     def _emit(self, op: OpOverload, args: object, kwargs: object, like: torch.fx.Node | None = None) -> torch.fx.Node:
         """One pure operator; its type is that of the recorded node `like` when the arguments' types are the recorded
         ones."""
-        if like is not None and GIVES in like.meta:  # no meta kernel knows the size
-            made = self.build.node(op, args, kwargs, like.meta["type"])  # type: ignore[arg-type]
+        if like is None:
+            return self.build.call(op, *args, **kwargs)  # type: ignore[arg-type, misc]
+        type_ = like.meta["type"]
+        # A size that data decide is known to no meta kernel.
+        of_data = op in OF_UNKNOWN_SHAPE and not symbols_in(type_) <= symbols_in(_types((args, kwargs)))
+        of_data = of_data or GIVES in like.meta
+        if not of_data and (_types(args) != _types(like.args) or _types(kwargs) != _types(like.kwargs)):
+            return self.build.call(op, *args, **kwargs)  # type: ignore[arg-type, misc]
+        made = self.build.node(op, args, kwargs, type_)  # type: ignore[arg-type]
+        if GIVES in like.meta:
             made.meta[GIVES] = like.meta[GIVES]
-        elif like is not None and _types(args) == _types(like.args) and _types(kwargs) == _types(like.kwargs):
-            made = self.build.node(op, args, kwargs, like.meta["type"])  # type: ignore[arg-type]
-        else:
-            made = self.build.call(op, *args, **kwargs)  # type: ignore[arg-type, misc]
         return made
 
     # --- mutation

@@ -1,0 +1,156 @@
+"""What results are besides their values: objects of their own, views of what eager's are views of, with eager's history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusewright
+
+NO_CHANGE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda v: v.view(v.shape), "reshape": lambda v: v.reshape(v.shape), "expand": lambda v: v.expand_as(v),
+    "slice": lambda v: v[:], "ellipsis": lambda v: v[...], "detach": lambda v: v.detach(), "narrow": lambda v: v.narrow(0, 0, v.shape[0]),
+    "permute": lambda v: v.permute(tuple(range(v.dim()))), "alias": torch.ops.aten.alias, "contiguous": lambda v: v.contiguous(),
+    "to": lambda v: v.to(torch.float32), "flatten": lambda v: v.flatten(), "squeeze": lambda v: v.squeeze(), "movedim": lambda v: v.movedim(0, 0),
+}  # fmt: skip
+
+
+def shared(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), ()])
+@pytest.mark.parametrize("name", NO_CHANGE)
+def test_a_view_of_a_result_is_another_object(name: str, shape: tuple[int, ...], requires_grad: bool) -> None:
+    view = NO_CHANGE[name]
+    if not shape and name in ("slice", "narrow", "movedim"):
+        pytest.skip("a tensor without dimensions has none to take a part of")
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = x * 2
+        return view(made), made, torch.hypot(x, x), made
+
+    x = torch.rand(shape).requires_grad_(requires_grad)
+    eager = function(x)
+    for results in (eager, fusewright.compile(function)(x)):
+        assert results[1] is results[3]
+        assert (results[0] is results[1]) == (eager[0] is eager[1])
+        assert shared(results[0], results[1])
+        assert not shared(results[1], results[2])
+
+
+VIEWS: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: x.detach(), lambda x: x.view(-1), lambda x: x * 2, lambda x: x.mT, lambda x: x.expand(2, *x.shape),
+    lambda x: (x.t(), x + 1), lambda x: (x * 2).view(-1), lambda x: x[0], lambda x: x.flatten(), lambda x: x.contiguous(),
+    lambda x: torch.meshgrid(x[0], x[0], indexing="ij")[0], lambda x: x.unbind(0), lambda x: x.chunk(2), lambda x: x.reshape(-1, 1),
+    lambda x: x.real, lambda x: x.float(), lambda x: x.diagonal(), lambda x: x.squeeze(0), lambda x: x.T, lambda x: x.unflatten(-1, (-1, 1)),
+]  # fmt: skip
+
+
+def facts(result: Any) -> list[Any]:
+    found = result if isinstance(result, tuple | list) else [result]
+    return [(t.is_inference(), t.requires_grad, t.is_leaf, tuple(t.shape)) for t in found]
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), (1, 1)])
+def test_views_in_modes_without_gradients(mode: Any, dynamic: bool | None, shape: tuple[int, ...]) -> None:
+    """Views of what was made outside of inference mode are no inference tensors, without elements too, and require
+    gradients as what they view does."""
+    for number, function in enumerate(VIEWS):
+        for leaf in (True, False):
+            x = torch.ones(shape, requires_grad=True)
+            x = x if leaf else x * 1
+            with mode():
+                try:
+                    expected = facts(function(x))
+                except (IndexError, RuntimeError):
+                    continue
+                assert facts(fusewright.compile(function, dynamic=dynamic)(x)) == expected, (number, leaf)
+
+
+READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "interpolate": lambda v: F.interpolate(v, scale_factor=2), "repeat": lambda v: v.repeat(1, 1, 2), "tile": lambda v: v.tile(2),
+    "same interpolate": lambda v: F.interpolate(v, scale_factor=1), "cat": lambda v: torch.cat([v]), "flip": lambda v: v.flip(0),
+    "repeat_interleave": lambda v: v.repeat_interleave(2, 2), "replicate": lambda v: F.pad(v, (1, 1), mode="replicate"),
+    "index_select": lambda v: v.index_select(2, torch.tensor([0, 0])), "clone": lambda v: v.clone(), "take": lambda v: v[:, :, [0, 0]],
+    "max_pool": lambda v: F.max_pool1d(v, 1), "roll": lambda v: v.roll(0, 0), "nothing padded": lambda v: F.pad(v, (0, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_result_lies_in_what_it_was_computed_of(name: str) -> None:
+    """The operand has memory of its own because it is written, or dear."""
+    read = READERS[name]
+
+    def function(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = y.floor_().acos() / y
+        return read(made), made
+
+    def only(y: torch.Tensor) -> torch.Tensor:
+        return function(y)[0]
+
+    for shape in ((3, 3, 1), (1, 3, 1), (2, 3, 3)):
+        result, operand = fusewright.compile(function, dynamic=False)(torch.ones(shape))
+        assert not shared(result, operand)
+        alone = fusewright.compile(only, dynamic=False)(torch.ones(shape))
+        assert result.stride() == alone.stride() == only(torch.ones(shape)).stride()
+        torch.testing.assert_close(alone, only(torch.ones(shape)))
+
+
+def test_the_gradient_of_an_expanded_result_over_sizes_that_are_not_known() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.gelu(y).expand(2, *y.shape)
+
+    compiled = fusewright.compile(function)
+    for shape in ((3, 2, 3), (3, 3, 2), (4, 1, 2)):
+        y = torch.rand(shape, requires_grad=True)
+        compiled(torch.rand(3, *shape), y).sum().backward()
+        other = y.detach().requires_grad_()
+        function(torch.rand(3, *shape), other).sum().backward()
+        torch.testing.assert_close(y.grad, other.grad, check_stride=True)
+
+
+def nothing(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+HALVES: list[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = [
+    (lambda x: x[None], lambda v: v[..., 0]), (lambda x: x.t(), lambda v: v.squeeze()), (lambda x: x[..., 1:], lambda v: v.mT),
+    (lambda x: x.unbind(0)[1], lambda v: v[:1]), (lambda x: x.detach(), lambda v: v.t()), (nothing, lambda v: v[0]),
+    (lambda x: x.t(), nothing), (lambda x: x.chunk(2)[0], lambda v: v.detach()), (lambda x: x[0], lambda v: v * 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["leaf", "view", "result", "made inside"])
+@pytest.mark.parametrize("number", range(len(HALVES)))
+def test_views_made_under_no_grad(number: int, form: str) -> None:
+    """A view that leaves is rebuilt step by step, each in the mode that it was made in: through a view made under
+    no_grad no gradient flows, though it requires one."""
+    inner, outer = HALVES[number]
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        base = x * 3 if form == "made inside" else x
+        with torch.no_grad():
+            v = inner(base)
+        w = outer(v)
+        with torch.no_grad():
+            u = outer(inner(base))
+        return v, w, u, outer(inner(base)), base
+
+    def run(function: Any) -> list[Any]:
+        leaf = torch.rand(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        results = function({"view": lambda: leaf[1:3], "result": lambda: leaf * 2}.get(form, lambda: leaf)())
+        told = [(r.requires_grad, r.is_leaf, tuple(r.shape), shared(r, results[0])) for r in results]
+        torch.autograd.backward([(r * (k + 1)).sum() for k, r in enumerate(results) if r.requires_grad])
+        return [told, leaf.grad]
+
+    (told, grad), (expected, other) = run(fusewright.compile(function)), run(function)
+    assert told == expected
+    torch.testing.assert_close(grad, other)
