@@ -1,0 +1,246 @@
+"""Says how what a compiled world holds differs from what an eager one holds.
+
+Takes the roots of two worlds (results, tensors that were made, global state); gives a `Difference`, or None. Always
+holds: everything that a program could tell is compared, down to who shares memory or identity with whom; a value may
+differ only as far as eager itself is from the same program in float64, times FACTOR, with one rounding of room.
+"""
+
+from __future__ import annotations
+
+import struct
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fusewright.base.records import dataclass, field
+
+FACTOR = 4
+WIDEST = 1e-12  # of the largest: a program in float64 has no more precise twin
+PLAIN = (int, str, bytes, range, slice, type(None), torch.dtype, torch.device, type(Ellipsis), torch.Size)
+SEQUENCES = (list, tuple, deque, set, frozenset)
+DEEPEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """kind: what kind of fact differs; where: the path to it; ours, eager: the fact, as text."""
+
+    kind: str
+    where: str
+    ours: str
+    eager: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.where}: {self.ours[:300]}, eager {self.eager[:300]}"
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One fact about a world. `facts`: pairs of a name and a value that must be equal; `value`: what may be rounded."""
+
+    path: str
+    facts: tuple[tuple[str, Any], ...]
+    value: Any = None
+
+
+@dataclass(slots=True)
+class Walk:
+    """Goes through everything that is reachable, and numbers objects and memories in the order in which it meets
+    them."""
+
+    objects: dict[int, int] = field(default_factory=dict)
+    memories: dict[int, tuple[int, int]] = field(default_factory=dict)
+    kept: list[object] = field(default_factory=list)  # no id is used again while the walk lasts
+
+    def leaves(self, value: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
+        kind = type(value)
+        if isinstance(value, float | complex):
+            exact = struct.pack("d", value).hex() if isinstance(value, float) else repr(value)
+            yield Leaf(path, (("class", kind.__name__),), (value, exact))
+            return
+        if isinstance(value, PLAIN) and (kind in PLAIN or kind is bool):
+            yield Leaf(path, (("class", kind.__name__), ("value", repr(value))))
+            return
+        known = self.objects.get(id(value))
+        if known is not None or depth > DEEPEST:
+            yield Leaf(path, (("identity", known),))
+            return
+        # A constant tuple may be one object or several: nobody should ask.
+        if not isinstance(value, tuple | frozenset | types.BuiltinFunctionType | type):
+            self.objects[id(value)] = len(self.objects)
+            self.kept.append(value)
+        if isinstance(value, torch.Tensor):
+            yield from self.tensor(value, path, depth)
+        else:
+            yield from self.container(value, path, depth)
+
+    def container(self, value: Any, path: str, depth: int) -> Iterator[Leaf]:
+        name = type(value).__name__
+        if isinstance(value, dict):
+            yield Leaf(path, (("class", name), ("value", str(len(value)))))
+            for number, (key, held) in enumerate(dict.items(value)):
+                yield from self.leaves(key, f"{path}.key{number}", depth + 1)
+                yield from self.leaves(
+                    held, f"{path}[{key!r}]" if isinstance(key, str | int) else f"{path}.{number}", depth + 1
+                )
+        elif isinstance(value, SEQUENCES):
+            base = next(base for base in SEQUENCES if isinstance(value, base))
+            elements = list(base.__iter__(value))  # type: ignore[arg-type]
+            yield Leaf(path, (("class", name), ("value", str(len(elements)))))
+            if isinstance(value, set | frozenset):
+                elements.sort(key=repr)  # the order depends on addresses
+            for number, held in enumerate(elements):
+                yield from self.leaves(held, f"{path}[{number}]", depth + 1)
+        elif isinstance(value, BaseException):
+            yield Leaf(path, (("class", name),))
+            yield from self.leaves(list(value.args), f"{path}.args", depth + 1)
+        elif isinstance(value, types.FunctionType):
+            yield Leaf(path, (("class", name), ("value", value.__name__)))
+            for number, cell in enumerate(value.__closure__ or ()):
+                held = cell.cell_contents if cell != types.CellType() else "an empty cell"
+                yield from self.leaves(held, f"{path}.cell{number}", depth + 1)
+            yield from self.leaves(value.__defaults__, f"{path}.defaults", depth + 1)
+        elif isinstance(value, type | types.BuiltinFunctionType):
+            yield Leaf(path, (("class", name), ("value", value.__name__)))
+        elif isinstance(value, PLAIN):  # a subclass
+            base = next(base for base in PLAIN if isinstance(value, base))
+            yield Leaf(path, (("class", name), ("value", base.__repr__(value))))
+        else:
+            yield Leaf(path, (("class", name),))
+            if type(value).__module__ == "world":
+                for slot in getattr(type(value), "__slots__", ()):
+                    yield from self.leaves(getattr(value, slot, "no value"), f"{path}.{slot}", depth + 1)
+                yield from self.leaves(getattr(value, "__dict__", None), f"{path}.__dict__", depth + 1)
+
+    def tensor(self, value: torch.Tensor, path: str, depth: int) -> Iterator[Leaf]:
+        facts: list[tuple[str, Any]] = [
+            ("class", type(value).__name__),
+            ("dtype", value.dtype),
+            ("shape", tuple(value.shape)),
+            ("layout", value.layout),
+            ("requires_grad", value.requires_grad),
+            ("leaf", _said(lambda: value.is_leaf)),
+            ("inference", value.is_inference()),
+        ]
+        if value.layout == torch.strided:
+            strides = tuple(s if size > 1 else None for s, size in zip(value.stride(), value.shape))
+            facts += [("strides", strides if value.numel() else None), ("memory", self.memory(value))]
+            facts += [("bits", (value.is_conj(), value.is_neg()))]
+        with torch.no_grad():
+            held = (
+                value.detach().resolve_conj().resolve_neg().clone()
+                if value.layout == torch.strided
+                else value.to_dense()
+            )
+        yield Leaf(path, tuple(facts), held)
+        if value.is_leaf and not value.is_inference() and value.grad is not None:
+            yield from self.leaves(value.grad, f"{path}.grad", depth + 1)
+        elif value.is_leaf and value.requires_grad:
+            yield Leaf(f"{path}.grad", (("class", "none"),))
+
+    def memory(self, value: torch.Tensor) -> tuple[int, int] | None:
+        """(number of the memory, bytes from where the first tensor over it begins)."""
+        storage = value.untyped_storage()
+        if not value.numel() or not storage.nbytes():
+            return None
+        place = value.storage_offset() * value.itemsize
+        number, start = self.memories.setdefault(storage._cdata, (len(self.memories), place))
+        return number, place - start
+
+
+def _said(ask: Callable[[], object]) -> object:
+    """The answer, or the error that asking raises."""
+    try:
+        return ask()
+    except RuntimeError as error:
+        return str(error)[:60]
+
+
+def flatten(roots: dict[str, Any]) -> list[Leaf]:
+    walk = Walk()
+    return [leaf for name, root in roots.items() for leaf in walk.leaves(root, name)]
+
+
+def difference(ours: list[Leaf], eager: list[Leaf], precise: Callable[[], list[Leaf] | None]) -> Difference | None:
+    """The first fact that differs. `precise`: gives the leaves of the program in float64, if it runs there."""
+    rounded: list[int] = []
+    for place, (a, b) in enumerate(zip(ours, eager)):
+        if a.path != b.path:
+            return Difference("structure", b.path, a.path, b.path)
+        for (name, mine), (_, theirs) in zip(a.facts, b.facts):
+            if mine != theirs:
+                return Difference(name, b.path, str(mine), str(theirs))
+        if [name for name, _ in a.facts] != [name for name, _ in b.facts]:
+            return Difference("structure", b.path, str(a.facts), str(b.facts))
+        if not _close(a.value, b.value):
+            rounded.append(place)
+    if len(ours) != len(eager):
+        return Difference("structure", "everything", f"{len(ours)} leaves", f"{len(eager)} leaves")
+    if rounded:
+        leaves = precise()
+        for place in rounded:
+            same = leaves is not None and len(leaves) == len(eager) and leaves[place].path == eager[place].path
+            if not same or not _as_accurate(ours[place].value, eager[place].value, leaves[place].value):
+                return Difference("number", eager[place].path, _text(ours[place].value), _text(eager[place].value))
+    return None
+
+
+def _text(value: Any) -> str:
+    return f"{value.flatten()[:12].tolist()}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _close(a: Any, b: Any) -> bool:
+    if isinstance(b, torch.Tensor):
+        if a.dtype == torch.complex32:  # few operators know it
+            a, b = torch.view_as_real(a), torch.view_as_real(b)
+        if torch.equal(a, b):
+            return True
+        exact = not b.dtype.is_floating_point and not b.is_complex()
+        return not exact and torch.allclose(a, b, rtol=_eps(b.dtype), atol=0, equal_nan=True)
+    if isinstance(b, tuple):
+        return a[1] == b[1]
+    return a is b
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _as_accurate(ours: Any, eager: Any, precise: Any) -> bool:
+    """Whether our worst distance from the precise value is about eager's, and everything that is not finite agrees."""
+    if isinstance(eager, tuple):
+        if not isinstance(precise, tuple):
+            return False
+        # What a tensor of float32 gave: a number carries no dtype, so the room is that of float32.
+        wide = [torch.tensor(value[0], dtype=torch.complex128).reshape(1) for value in (ours, eager, precise)]
+        return _near(*wide, torch.finfo(torch.float32).eps)
+    if not isinstance(precise, torch.Tensor) or precise.shape != eager.shape:
+        return False
+    if not eager.dtype.is_floating_point and not eager.is_complex():
+        # A jump (a comparison, an index of a maximum): it may differ only where eager's own rounding made it jump.
+        return bool((precise[ours != eager] != eager[ours != eager]).all())
+    if eager.dtype == torch.complex32:
+        ours, eager = torch.view_as_real(ours).double(), torch.view_as_real(eager).half()
+        precise = torch.view_as_real(precise.to(torch.complex128))
+    wide = [value.to(torch.complex128) for value in (ours, eager, precise)]
+    return _near(*wide, _eps(eager.dtype))
+
+
+def _near(ours: torch.Tensor, eager: torch.Tensor, precise: torch.Tensor, eps: float) -> bool:
+    if not torch.equal(torch.isnan(ours), torch.isnan(eager)) or not torch.equal(torch.isinf(ours), torch.isinf(eager)):
+        return bool(
+            (torch.isfinite(eager) != torch.isfinite(precise)).any()
+        )  # eager itself overflows where float64 does not
+    infinite = torch.isinf(eager)
+    if not torch.equal(ours[infinite], eager[infinite]):
+        return False
+    finite = torch.isfinite(ours) & torch.isfinite(precise)
+    if not finite.any():
+        return True
+    ours, eager, precise = ours[finite], eager[finite], precise[finite]
+    worst = (eager - precise).abs().max()
+    room = WIDEST if eps == torch.finfo(torch.float64).eps else 2 * eps
+    return bool((ours - precise).abs().max() <= FACTOR * worst + room * precise.abs().max())

@@ -1,0 +1,72 @@
+"""Every way in which a compiled program may differ from the eager one, by name, with the reason.
+
+A row says which differences it covers, and after which of eager's errors no more is compared. Rows whose `covers` is never cover none: the generators write no such programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from fusewright.base.records import dataclass
+from tests.fuzz.compare import Difference
+
+Examine = Callable[[str], object]
+
+
+def never(found: Difference, text: str, examine: Examine) -> bool:
+    return False
+
+
+def unused(found: Difference, text: str, examine: Examine) -> bool:
+    """Whether the same error comes once every value is returned."""
+    if found.kind != "exception" and not found.where.startswith("exception"):
+        return False
+    body = text.partition("\ndef program")[2].partition("\ndef ")[0]
+    names = re.findall(r"^    (?:with [^:]*: )?(v\d+) = ", body, re.MULTILINE)
+    if not names:
+        return False
+    other = re.sub(r"^    return .*$", f"    return {', '.join(names)},", body, count=1, flags=re.MULTILINE)
+    if "    return " not in body:
+        other = body.rstrip() + f"\n    return {', '.join(names)},\n"
+    return other != body and examine(text.replace(body, other)) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    name: str
+    reason: str
+    covers: Callable[[Difference, str, Examine], bool] = never
+    ends: Callable[[Exception | None], bool] = lambda error: False
+
+
+DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "errors of values that nobody uses",
+        "An operator whose result nobody uses is not run, so it raises nothing either (an index out of bounds).",
+        unused,
+    ),
+    Deviation(
+        "gradients of what `.data` has changed",
+        "Eager's gradient uses the changed values of a saved tensor, which is wrong for the result that was computed.",
+    ),
+    Deviation(
+        "writes before a write that autograd refuses",
+        "A write to a view of a leaf raises eager's error when the call's writes are made, not between them.",
+        ends=lambda error: "leaf Variable that requires grad" in str(error),
+    ),
+    Deviation(
+        "writes around an index out of bounds",
+        "Where values make an operator raise, what the call writes later on may have been written already.",
+        ends=lambda error: isinstance(error, IndexError),
+    ),
+    Deviation(
+        "scatters into what shares elements",
+        "`select_scatter`, `slice_scatter` and `diagonal_scatter` of expanded or overlapping tensors give dense copies.",
+        lambda found, text, examine: (
+            bool(re.search(r"(select|slice|diagonal)_scatter\(", text))
+            and bool(re.search(r"as_strided|expand|unfold", text))
+        ),
+    ),
+    Deviation("warnings of operators", "They come when a program is captured, not at each call."),
+)

@@ -1,0 +1,262 @@
+"""Runs one program in several worlds, and says what the compiled one does that eager does not.
+
+Takes the text of a program; gives a `Finding`, or None. The text defines `program`, functions whose names begin with
+`step`, which call it and change what it reads, and perhaps SETTINGS, the arguments of `fusewright.compile`. It is
+executed once in a world in which `program` is compiled and once in one in which it is not. After each step everything
+that is reachable must be equal: the step's result or exception, tensors that `made` has given, the global names, the
+random generators. Where numbers differ by rounding, a third world, in which every float is a double, says who is nearer.
+
+Always holds: worlds share nothing, so a program may write to all that it can reach; a difference is reported only if a
+second eager world equals the first.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import random
+import sys
+import types
+import warnings
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import fusewright
+from fusewright.base.events import STREAM, Event, InternalError
+from fusewright.base.records import dataclass, field
+from tests.fuzz.compare import Leaf, difference, flatten
+from tests.fuzz.deviations import DEVIATIONS
+
+DTYPES = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "b8": torch.bool,
+}
+SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
+_world = sys.modules.setdefault("world", types.ModuleType("world"))  # where classes of programs say that they are from
+
+
+@dataclass(slots=True)
+class Finding:
+    """kind: the difference's kind, `exception`, `internal`, `crash` or `hang`; step: its name; detail: in words."""
+
+    kind: str
+    step: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.step}: {self.detail}"
+
+
+@dataclass(slots=True)
+class World:
+    """One copy of a program with all that it can reach. wide: floats are doubles; settings: of the compile, if any."""
+
+    text: str
+    wide: bool = False
+    compiled: bool = False
+    names: dict[str, Any] = field(default_factory=dict)
+    made: list[torch.Tensor] = field(default_factory=list)
+    hidden: frozenset[str] = frozenset()
+    random: tuple[Any, ...] = ()
+    error: Exception | None = None  # of the last step
+
+    def __post_init__(self) -> None:
+        _seed()
+        self.names.update(self.prelude())
+        self.hidden = frozenset(self.names)
+        code = compile(self.text, _file(self.text), "exec")
+        exec(code, self.names)  # text that a generator of this folder has written
+        if self.compiled:
+            settings = {"recompile_limit": 64, **self.names.get("SETTINGS", {})}
+            if settings.get("backend", "native") == "native":
+                settings["options"] = {"fallback_random": True, **settings.get("options", {})}
+            self.names["program"] = fusewright.compile(self.names["program"], **settings)
+        self.random = _random_state()
+
+    def prelude(self) -> dict[str, Any]:
+        dtypes = {name: self.dtype(dtype) for name, dtype in DTYPES.items()}
+        return {
+            "__name__": "world",
+            "torch": torch,
+            "F": torch.nn.functional,
+            "fusewright": fusewright,
+            "made": self.make,
+            "backward": backward,
+            **dtypes,
+        }
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        if not self.wide:
+            return dtype
+        return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
+
+    def make(
+        self, shape: tuple[int, ...], dtype: torch.dtype, seed: int, grad: bool = False, special: bool = False
+    ) -> torch.Tensor:
+        """A tensor of quarters between -6 and 6 (whole numbers from -9 to 9), which both worlds hold exactly."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def whole(low: int, high: int) -> torch.Tensor:
+            return torch.randint(low, high, shape, generator=generator)
+
+        if dtype == torch.bool:
+            made = whole(0, 2) > 0
+        elif dtype.is_complex:
+            made = torch.complex(whole(-24, 25).double() / 4, whole(-24, 25).double() / 4).to(dtype)
+        elif dtype.is_floating_point:
+            made = whole(-24, 25).to(dtype) / 4
+            if special:
+                made = torch.where(whole(0, 6) == 0, torch.tensor(SPECIAL, dtype=dtype)[whole(0, 4)], made)
+        else:
+            made = whole(0 if dtype == torch.uint8 else -9, 10).to(dtype)
+        made.requires_grad_(grad and (dtype.is_floating_point or dtype.is_complex))
+        self.made.append(made)
+        return made
+
+    def run(self, step: str) -> list[Leaf]:
+        """Runs a step; gives everything that can be told afterwards."""
+        result, error = None, None
+        _set_random_state(self.random)
+        try:
+            result = self.names[step]()
+        except Exception as raised:
+            error = raised.with_traceback(None)
+        self.random = _random_state()
+        self.error = error
+        return flatten(self.roots(result, error))
+
+    def roots(self, result: Any, error: Exception | None) -> dict[str, Any]:
+        state = {
+            name: value
+            for name, value in self.names.items()
+            if name not in self.hidden and name not in UNSEEN and not name.startswith("step")
+        }
+        # Of PyTorch's own exceptions only the class is promised.
+        plain = error is not None and all(isinstance(value, str | int | float | tuple | None) for value in error.args)
+        said = (
+            (type(error).__name__, *(error.args if plain and type(error) in TOLD else ()))
+            if error is not None
+            else None
+        )
+        # How much an operator has drawn before it fails is nobody's business.
+        drawn = (
+            []
+            if error is not None
+            else [
+                state.tobytes() if hasattr(state, "tobytes") else state
+                for state in (self.random[0].numpy(), self.random[1])
+            ]
+        )
+        return {
+            "exception": said,
+            "made": self.made,
+            "result": result,
+            "state": state,
+            "generator": [hash(str(one)) for one in drawn],
+        }
+
+
+UNSEEN = ("program", "SETTINGS", "__builtins__", "__warningregistry__")  # warnings of operators are not promised
+TOLD = (KeyError, AttributeError, ZeroDivisionError, StopIteration, AssertionError, NameError, UnboundLocalError)
+
+
+def backward(*results: Any) -> None:
+    """Takes the gradient of a sum of everything that has one, with weights that differ."""
+    total: Any = 0
+    for number, leaf in enumerate(pytree.tree_leaves(results)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            weights = torch.arange(leaf.numel()).reshape(leaf.shape) % 5 + (number + 1)
+            one = leaf * weights.to(leaf.dtype)
+            total = total + (torch.view_as_real(one) if one.is_complex() else one).sum()
+    if isinstance(total, torch.Tensor):
+        total.backward()
+
+
+def steps_of(world: World) -> list[str]:
+    return [name for name in world.names if name.startswith("step")]
+
+
+def examine(text: str) -> Finding | None:
+    """What differs first. Raises what the program's text raises when it is executed."""
+    heard: list[InternalError] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, InternalError):
+            heard.append(event)
+
+    fusewright.reset()
+    eager = World(text)
+    ours = World(text, compiled=True)
+    steps = steps_of(eager)
+    with warnings.catch_warnings(), STREAM.listening(listen):
+        warnings.simplefilter("ignore")
+        for place, step in enumerate(steps):
+            theirs, mine = eager.run(step), ours.run(step)
+            if heard:
+                return Finding("internal", step, heard[0].trace.strip().splitlines()[-1][:300])
+            if any(row.ends(eager.error) for row in DEVIATIONS):
+                return None
+            found = difference(mine, theirs, lambda: _replay(text, steps[: place + 1], wide=True))
+            if found is None:
+                continue
+            again = _replay(text, steps[: place + 1], wide=False)
+            if again is None or difference(again, theirs, lambda: None) is not None:
+                return None  # eager does not agree with itself
+            if not any(row.covers(found, text, examine) for row in DEVIATIONS):
+                return Finding("exception" if found.where.startswith("exception") else found.kind, step, str(found))
+            return None
+    return None
+
+
+def _replay(text: str, steps: list[str], wide: bool) -> list[Leaf] | None:
+    leaves = None
+    try:
+        world = World(text, wide=wide)
+        for step in steps:
+            leaves = world.run(step)
+    except Exception:  # text that does not run in float64 has no reference
+        return None
+    return leaves
+
+
+def check(text: str) -> None:
+    """Prints what is found."""
+    print(examine(text) or "equal")
+
+
+def printed(text: str) -> str:
+    """The program as a file that runs."""
+    return f'from tests.fuzz.session import check\n\ncheck(r"""\n{text.strip()}\n""")\n'
+
+
+def _seed() -> None:
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+
+
+def _random_state() -> tuple[Any, ...]:
+    return torch.random.get_rng_state(), random.getstate()
+
+
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    torch.random.set_rng_state(state[0])
+    random.setstate(state[1])
+
+
+def _file(text: str) -> str:
+    """A name under which tracebacks and `inspect` find the text."""
+    name = f"<fuzz {hash(text) & 0xFFFFFFFF:x}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    return name

@@ -1,0 +1,50 @@
+"""A sample of random tensor programs; `python -m tests.fuzz.run tensors` runs as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusewright.base.records import replace
+from fusewright.loops.lower import registry
+from tests.fuzz import run, session, tensors
+
+SAMPLE, SWEEP = 60, 5000
+
+
+@pytest.mark.parametrize("part", range(SAMPLE // 20))
+def test_sample(part: int) -> None:
+    for seed in range(part * 20, part * 20 + 20):
+        text = tensors.program(seed)
+        found = session.examine(text)
+        assert found is None, f"seed {seed}: {found}\n{session.printed(text)}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(SWEEP // 100))
+def test_sweep(part: int) -> None:
+    for seed in range(1000 + part * 100, 1100 + part * 100):
+        text = tensors.program(seed)
+        found = session.examine(text)
+        assert found is None, f"seed {seed}: {found}\n{session.printed(text)}"
+
+
+def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    flip, relu = torch.ops.aten.flip.default, registry.find(torch.ops.aten.relu.default)
+    assert relu is not None
+    wrong = replace(relu, function=lambda call, self, dims: relu.function(call, self))
+    monkeypatch.setitem(registry._ROWS, flip, wrong)
+    seeds = (seed for seed in range(400) if ".flip(" in tensors.program(seed))
+    text, kind = next((text, one.kind) for text in map(tensors.program, seeds) if (one := session.examine(text)))
+
+    def fails(other: str) -> bool:
+        again = run.found_in(other)
+        return again is not None and again.kind == kind
+
+    small = run.shrunk(text, fails, seconds=20)
+    assert len(small.splitlines()) <= 8
+    assert ".flip(" in small
+
+
+def test_the_same_seed_gives_the_same_program() -> None:
+    assert tensors.program(3) == tensors.program(3) != tensors.program(4)
