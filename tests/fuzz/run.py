@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from fusewright.base.records import dataclass
-from tests.fuzz.session import Finding, examine, printed
+from tests.fuzz.session import Finding, World, examine, printed, steps_of
 
 SLOWEST = 120.0  # seconds that one program may take, its shrinking included
 GENERATORS = {"tensors": "tests.fuzz.tensors"}
@@ -118,6 +118,11 @@ class Worker:
         while first < self.seeds.stop and time.monotonic() < until:
             first = self.stretch(first, until) + 1
 
+    def eager_runs(self, seed: int) -> bool:
+        """Whether the program does not end the process without a compiler (a division that overflows does)."""
+        command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--eager", "--seed", str(seed)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
         command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--child", str(first), str(self.seeds.stop)]
@@ -137,13 +142,18 @@ class Worker:
         seed, finding = first - 1, None
         while True:
             try:
-                line = heard.get(timeout=SLOWEST)
+                line = heard.get(timeout=max(1.0, min(SLOWEST, until - time.monotonic() + 1)))
             except queue.Empty:
+                if time.monotonic() > until:
+                    process.kill()
+                    return self.seeds.stop
                 self.say("hang", seed, generated(self.generator, seed))
                 process.kill()
                 return seed
             if line is None:
                 process.wait()
+                if not self.eager_runs(seed):
+                    return seed
                 self.say(f"crash ({process.returncode})", seed, "# " + "".join(said[-6:]).replace("\n", "\n# "))
                 return seed
             if line == "end":
@@ -173,10 +183,16 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--eager", action="store_true", help="run the program of --seed without compiling it")
     parser.add_argument("--show", action="store_true", help="print the program of --seed as a file that runs")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.generator, range(*arguments.child))
+        return 0
+    if arguments.eager:
+        world = World(generated(arguments.generator, arguments.seed))
+        for step in steps_of(world):
+            world.run(step)
         return 0
     if arguments.show:
         print(printed(generated(arguments.generator, arguments.seed)))

@@ -206,7 +206,7 @@ def examine(text: str) -> Finding | None:
             theirs, mine = eager.run(step), ours.run(step)
             if heard:
                 return Finding("internal", step, heard[0].trace.strip().splitlines()[-1][:300])
-            if any(row.ends(eager.error) for row in DEVIATIONS):
+            if any(row.ends(ours.error, eager.error) for row in DEVIATIONS):
                 return None
             found = difference(mine, theirs, lambda: _replay(text, steps[: place + 1], wide=True))
             if found is None:

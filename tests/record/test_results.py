@@ -154,3 +154,41 @@ def test_views_made_under_no_grad(number: int, form: str) -> None:
     (told, grad), (expected, other) = run(fusewright.compile(function)), run(function)
     assert told == expected
     torch.testing.assert_close(grad, other)
+
+
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.arange(20.0).reshape(4, 5), "turned": lambda: torch.arange(20.0).reshape(5, 4).t(),
+    "gaps": lambda: torch.arange(40.0).reshape(4, 10)[:, ::2], "expanded": lambda: torch.arange(4.0).reshape(4, 1).expand(4, 5),
+    "offset": lambda: torch.arange(30.0)[4:24].reshape(4, 5),
+}  # fmt: skip
+WINDOWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.contiguous().as_strided((2, 2), (1, 1)), lambda x: (x * 2)[1:].as_strided((2,), (1,), 0), lambda x: x.clone().as_strided((4,), (1,)),
+    lambda x: x.contiguous()[1:].as_strided((2, 2), (1, 1)), lambda x: x.contiguous()[1:].as_strided((2, 2), (1, 1), 0),
+    lambda x: x.t().contiguous().as_strided((3,), (2,), 1), lambda x: (x + 1).t().as_strided((4,), (1,)), lambda x: x.flip(0).as_strided((4,), (1,)),
+    lambda x: x.repeat(2, 1).as_strided((20,), (1,)), lambda x: x.double().float().as_strided((4,), (1,)), lambda x: F.pad(x, (0, 0)).as_strided((4,), (1,)),
+    lambda x: x.expand(2, *x.shape).contiguous().as_strided((20,), (1,)), lambda x: x[1:].as_strided((2,), (1,)), lambda x: x.roll(0, 0).as_strided((4,), (1,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_windows_on_what_need_not_have_been_copied(layout: str, dynamic: bool) -> None:
+    """as_strided sees the memory that eager has: a copy that was to be none is made for it."""
+    for number, function in enumerate(WINDOWS):
+        expected, found = function(LAYOUTS[layout]()), fusewright.compile(function, dynamic=dynamic)(LAYOUTS[layout]())
+        assert found.stride() == expected.stride()
+        assert torch.equal(found, expected), number
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_a_size_that_is_known_to_be_one_broadcasts(dynamic: bool | None) -> None:
+    """The diagonal of (n, 1) has min(n, 1) elements."""
+    functions: list[Callable[..., torch.Tensor]] = [
+        lambda x, y: x.diagonal() + y, lambda x, y: torch.where(y > 0, x.diagonal(), y), lambda x, y: x.diagonal().expand_as(y),
+        lambda x, y: x[:1].diagonal().expand_as(y) * 2, lambda x, y: x.narrow(0, 0, 1).flatten() * y,
+    ]  # fmt: skip
+    for function in functions:
+        compiled = fusewright.compile(function, dynamic=dynamic)
+        for rows in (3, 4):
+            x, y = torch.arange(1.0, rows + 1).reshape(rows, 1) * 100, torch.ones(rows, 1, 3)
+            torch.testing.assert_close(compiled(x, y), function(x, y), check_stride=True)

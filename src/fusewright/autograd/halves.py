@@ -60,7 +60,7 @@ class Group:
     """Outputs that share operators, and their backward: backward(saved..., tangents...) → gradients.
 
     saved      see autograd.joint.Split
-    tangents   positions of the outputs; dense: which of their gradients are laid out as empty_like(output) (see
+    tangents   positions of the outputs; dense: which of their gradients are row-major, whatever the output is (see
         Backward)
     gradients  which inputs get a gradient, in order; constant: whether it reads no tangent
     foreign    positions of results that are saved and belong to another node of autograd's graph
@@ -209,7 +209,7 @@ def _run(halves: Halves, ctx: Any, values: list[Any]) -> tuple[Any, ...]:
 
 def _layout(tensor: torch.Tensor, dense: bool) -> Layout:
     """How the gradient of an output is laid out: `Recorder.tangent` says the same."""
-    stride = torch.empty_like(tensor, device="meta").stride() if dense else tensor.stride()
+    stride = torch.empty(tensor.shape, device="meta").stride() if dense else tensor.stride()
     return tensor.shape, stride, tensor.dtype, tensor.device
 
 

@@ -19,10 +19,11 @@ from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.base.records import replace
-from fusewright.graph.builder import Builder
+from fusewright.graph.builder import Builder, env_of
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.sizes.expressions import Expr
+from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType, symbols_in
 
 Node = torch.fx.Node
@@ -145,7 +146,7 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         if node.op == "output" or node in backward_set:
             continue
         values[node] = _copy(node, forward, values)
-    written = written_inputs(joint.graph)
+    written, env = written_inputs(joint.graph), env_of(joint.graph)
     user = [values[item] if isinstance(item, Node) else item for item in results[: joint.outputs]]
     returned = {
         item: index for index, item in reversed(list(enumerate(results[: joint.outputs]))) if isinstance(item, Node)
@@ -159,9 +160,9 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             places.append(~returned[node])
         else:
             places.append(~(joint.outputs + len(extra)))
-            extra.append(_copied(forward, values[node]) if node in written else values[node])
+            extra.append(_copied(forward, values[node], env) if node in written else values[node])
             if (narrow := narrow_type(node)) is not None:
-                extra[-1] = _after(forward, values[node], torch.ops.aten._to_copy.default, dtype=narrow)
+                extra[-1] = _after(forward, values[node], env, torch.ops.aten._to_copy.default, dtype=narrow)
     forward.output((*user, *extra))
     _drop_dead(forward)
 
@@ -176,9 +177,8 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         values[node] = _copy(node, backward, values)
     for node in saved:
         if values[node].meta.get("type") != node.meta.get("type"):
-            values[node] = _after(
-                backward, values[node], torch.ops.aten._to_copy.default, dtype=node.meta["type"].dtype
-            )
+            dtype = node.meta["type"].dtype
+            values[node] = _after(backward, values[node], env, torch.ops.aten._to_copy.default, dtype=dtype)
     roots = {item for item in results[joint.outputs :] if isinstance(item, Node)} | {
         node for node in backward_set if must_stay(node)
     }
@@ -245,18 +245,18 @@ def _sizes(backward: torch.fx.Graph, inputs: list[Node]) -> list[Node]:
     return [node for node in inputs if isinstance(node.meta.get("type"), Expr) and node.meta["type"] in used]
 
 
-def _after(graph: torch.fx.Graph, node: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+def _after(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None, target: Any, **kwargs: Any) -> Node:
     """target(node, ...), typed, in front of what the graph does at its end."""
-    build = Builder(graph)
+    build = Builder(graph, env)
     build.location = node.meta.get("location", ())
     first = next((other for other in graph.nodes if other.meta.get("epilogue")), None)
     with graph.inserting_before(first) if first is not None else nullcontext():
-        return build.call(target, node, *args, **kwargs)
+        return build.call(target, node, **kwargs)
 
 
-def _copied(graph: torch.fx.Graph, node: Node) -> Node:
+def _copied(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Node:
     """A copy of an input that changes before the backward runs."""
-    return _after(graph, node, torch.ops.aten.clone.default)
+    return _after(graph, node, env, torch.ops.aten.clone.default)
 
 
 def _needed(roots: set[Node], available: set[Node]) -> set[Node]:

@@ -50,7 +50,7 @@ def _maker(one: Rebuilt, symbols: tuple[Any, ...]) -> Maker:
                 value = found if element is None else found[element]
             if one.no_grad and value.requires_grad:
                 value = value.detach()
-        return value.requires_grad_() if one.leaf else value
+        return value.requires_grad_() if one.leaf and not value.requires_grad else value
 
     return make
 

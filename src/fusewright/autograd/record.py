@@ -74,7 +74,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     wanted = [
         (position, value)
         for position, value in enumerate(results.values)
-        if isinstance(value, TracedTensor) and value.requires_grad and value.grad_fn is not None
+        if isinstance(value, TracedTensor) and value.requires_grad and _history(value) is not None
     ]
     if wanted and any(one.leaf for one in rebuilt):
         raise CannotDifferentiate("a tensor that was made to require a gradient inside is returned")
@@ -195,7 +195,7 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
     rebuilt = []
     calls: dict[torch.fx.Node, int] = {}
     for value, root in zip(outputs, roots, strict=True):
-        leaf = isinstance(value, TracedTensor) and value.requires_grad and value.grad_fn is None
+        leaf = isinstance(value, TracedTensor) and value.requires_grad and _history(value) is None
         if root is None or value is root:
             is_input = id(value) in inputs
             base = ("input", inputs[id(value)]) if is_input else ("output", results.add(value))
@@ -213,6 +213,14 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
         _check_hooks(value, root)
         rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad, leaf=leaf))
     return rebuilt
+
+
+def _history(value: TracedTensor) -> object:
+    """The tensor's grad_fn; of a view made under no_grad whose base was written to since, nobody may ask."""
+    try:
+        return value.grad_fn
+    except RuntimeError as error:
+        raise CannotDifferentiate(str(error)) from None
 
 
 def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:

@@ -63,7 +63,7 @@ class Backward:
 
     inputs, outputs  how many placeholders and outputs are the forward's
     tangents   positions of the outputs that have a tangent, in order
-    dense      for each tangent, whether it is laid out as empty_like(output): elements of the output share memory
+    dense      for each tangent, whether it is row-major, whatever the output is (see `Recorder.tangent`)
     gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs
                that share no operator (each backward frees its own) have gradients of their own, so that an input may
                stand here more than once

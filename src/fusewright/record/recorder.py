@@ -30,7 +30,6 @@ from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
-from fusewright.operators.rules.common import strides_of_its_own
 from fusewright.operators.schema import OperatorFacts, argument, facts
 from fusewright.record import data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
@@ -38,13 +37,13 @@ from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
 from fusewright.record.torch_level import TorchLevel
-from fusewright.record.traced_tensor import NonLeaf, TracedTensor, make_traced, make_view
+from fusewright.record.traced_tensor import NonLeaf, TracedTensor, is_leaf, make_traced, make_view
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, Symbol
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import shares_elements, symbolic_strides
 from fusewright.sizes.symint import dim_of, size_of
-from fusewright.sizes.tensor_type import TensorType
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides, symbols_in
 
 MAX_DIMENSIONS = 64
 """Most of PyTorch's operators take no more."""
@@ -159,14 +158,14 @@ class Recorder:
         node = self._placeholder(name, tensor)
         node.meta["type"] = type_
         inference = tensor.is_inference()
-        if not inference and not torch.is_inference_mode_enabled() and (tensor.is_leaf or not requires_grad):
+        if not inference and not torch.is_inference_mode_enabled() and (not requires_grad or is_leaf(tensor)):
             node.meta["leaf"] = traced = make_traced(self, node, type_, requires_grad=requires_grad)
         else:
             with torch.inference_mode(inference), torch.enable_grad():
                 node.meta["leaf"] = traced = make_traced(
                     self, node, type_, requires_grad=requires_grad and not inference
                 )
-                if requires_grad and not tensor.is_leaf:
+                if requires_grad and not is_leaf(tensor):
                     traced = NonLeaf.apply(traced)
                     traced.node, traced.tensor_type = node, type_
         node.meta["history"] = traced.grad_fn
@@ -196,11 +195,11 @@ class Recorder:
         return size  # type: ignore[return-value]
 
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
-        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet. Where
-        elements of the output share memory, each has a gradient of its own: it is laid out as empty_like(output)."""
+        """A placeholder for the gradient that will arrive for `output`, of its type. It is row-major where elements of
+        the output (may) share memory, and for the new value of an input, which has another layout than the input."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
-        if shares_elements(type_) and 0 not in type_.shape:
-            type_ = replace(type_, stride=strides_of_its_own(type_))
+        if output.is_input or symbols_in(type_) or shares_elements(type_):
+            type_ = replace(type_, stride=contiguous_strides(type_.shape))
         node = self._placeholder(name, None)
         node.meta.update(type=type_, tangent=True)
         traced = make_traced(self, node, type_)

@@ -158,6 +158,14 @@ class NonLeaf(torch.autograd.Function):
         return gradient
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Asked of an input; of a view made under no_grad whose base was written to since, nobody may ask."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError as error:
+        raise GraphBreak("unsupported-tensor", str(error)) from None
+
+
 def with_history(traced: TracedTensor) -> TracedTensor:
     """Another tensor for the input `traced`, which as a real tensor requires a gradient and is no leaf."""
     node, type_ = traced.node, replace(traced.tensor_type, requires_grad=True)

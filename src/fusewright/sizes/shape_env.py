@@ -311,6 +311,17 @@ class ShapeEnv:
         low, high = bounds(narrow)
         return symbol(f"{s}_2", max(2, low or 0), high)
 
+    def settled(self, d: Dim) -> Dim:
+        """`d` as it is for all sizes that the guards admit: with the learnt equalities, and the assumed symbols 2 or
+        more (the smaller of such a size and 1 is 1, which broadcasts)."""
+        simple = self.simplify(d)
+        symbols = frozenset() if isinstance(simple, int | Symbol) else free_symbols(simple) & self.assumed
+        if not symbols:
+            return simple
+        larger, _ = self.larger(symbols)
+        back: dict[Expr, Dim] = {new: old for old, new in larger.items() if isinstance(new, Expr)}
+        return substitute(substitute(simple, larger), back)
+
     def range_of(self, s: Symbol) -> tuple[int | None, int | None]:
         """(least, most) that the symbol's own range and the learnt facts leave it."""
         return bounds(self._narrow.get(s, s))

@@ -72,7 +72,7 @@ def test_outputs_that_are_inputs_views_constants_or_repeated() -> None:
 
     program = check(function, X)
     assert [output.kind for output in program.outputs] == [
-        "view",
+        "buffer",
         "view",
         "buffer",
         "buffer",

@@ -124,7 +124,7 @@ class Lowering:
         self._constants: list[torch.Tensor] = []
         self._created: set[str] = set()  # buffers made by the current node
         self._inputs: list[str] = []
-        self._returned: set[str] = set()  # as a tensor of its own; any further result on the buffer is a view of it
+        self._returned: dict[str, Node] = {}  # the node that is returned as the buffer's own tensor
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,8 @@ class Lowering:
                 # What is returned is read before the inputs change under it.
                 outputs = self.output_values(node)
                 self.update_inputs(epilogue)
-                self.program.outputs = tuple(self.output(value) for value in outputs)
+                nodes = flatten(node.args)
+                self.program.outputs = tuple(self.output(*one) for one in zip(nodes, outputs, strict=True))
             else:
                 self.environment[node] = self.lower_node(node)
         self.program.inputs = tuple(self._inputs)
@@ -522,17 +523,18 @@ class Lowering:
         check_aliases(self.environment, nodes, values, self.reference)
         return values
 
-    def output(self, value: Any) -> Output:
+    def output(self, node: Any, value: Any) -> Output:
+        """A node is one tensor object, however often it is returned; other nodes on its memory are views of it."""
         if not isinstance(value, Value):
             return Output("size", value=value) if isinstance(value, Expr) else Output("value", value=value)
         ref = self.reference(value)
         buffer = self.program.buffers[ref.buffer]
         if buffer.role == "temporary":
             buffer = self.program.buffers[ref.buffer] = replace(buffer, role="output")
-        fresh = buffer.role == "output" and ref.shape == buffer.shape and ref.stride == buffer.stride
-        if fresh and isinstance(ref.offset, int) and ref.offset == 0 and ref.buffer not in self._returned:
-            self._returned.add(ref.buffer)
-            return Output("buffer", ref.buffer)
+        whole = ref.shape == buffer.shape and ref.stride == buffer.stride and ref.offset == 0
+        if node.op == "placeholder" or (buffer.role == "output" and whole):
+            if self._returned.setdefault(ref.buffer, node) is node:
+                return Output("buffer", ref.buffer)
         return Output("view", ref.buffer, ref)
 
     # --- updates of inputs -------------------------------------------------------------------------------------------

@@ -339,6 +339,8 @@ def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | Non
             call.lowering.value(call.type[0], inference(call, input, weight, bias, *running, eps)),  # type: ignore
             *saved,
         )
+    if input.ndim < 2:
+        raise Fallback("a batch without channels")
     outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
     if any(value is not None for value in running):
         if not all(value in call.written for value in running):

@@ -17,6 +17,7 @@ from fusewright.base.location import Location
 from fusewright.base.records import dataclass
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
+from fusewright.loops.lower.registry import Fallback
 from fusewright.sizes.expressions import (
     Dim,
     Expr,
@@ -100,7 +101,11 @@ def flat_index(symbols: Sequence[Dim], stride: Sequence[Dim], offset: Dim = 0) -
 
 
 def normalize_dim(dim: int, ndim: int) -> int:
-    return dim + max(ndim, 1) if dim < 0 else dim
+    """The dimension counted from the front; one that is not there is for the operator itself to refuse."""
+    dimensions = max(ndim, 1)
+    if not -dimensions <= dim < dimensions:
+        raise Fallback("a dimension out of range")
+    return dim + dimensions if dim < 0 else dim
 
 
 def normalize_dims(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fusewright.base.errors import CannotFunctionalise
 from fusewright.loops import ir
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
@@ -286,16 +287,21 @@ def as_strided(
 ) -> Value:
     """Addresses the storage below `self`: so `self` must be a window with the layout that its type tells of."""
     low = call.lowering
-    if window(self) is None:
-        low.realize(self)
     ref = window(self)
+    if ref is None or not _laid_out_as_typed(self, ref):  # a copy that was to be none: now it is one
+        low.realize(self)
+        ref = window(self)
     if ref is None or not _laid_out_as_typed(self, ref):
         raise Fallback("as_strided of a value whose storage is laid out otherwise")
     buffer = low.program.buffers[ref.buffer]
     base = ref.offset if storage_offset is None else storage_offset - buffer.offset
     if buffer.role not in ("input", "constant"):
+        if storage_offset is not None and known_eq(ref.offset, self.type.offset) is not True:
+            raise CannotFunctionalise("as_strided from the start of a tensor that was never put into memory")
         last = base + sum((n - 1) * s for n, s in zip(size, stride))
         if known_le(0, base) is not True or known_le(last + 1, buffer.span()) is not True:
+            if storage_offset is not None:  # the operator would count from the start of all temporary memory
+                raise CannotFunctionalise("as_strided of sizes that are not known, from the start of a tensor")
             raise Fallback("as_strided beyond the buffer")
     return call.result(ir.load(ref.buffer, flat_index(call.axes, stride, base), self.dtype))
 

@@ -210,14 +210,6 @@ def preserved_strides(t: TensorType) -> tuple[Dim, ...]:
     return dense_in_order(t.shape, sort_axes(t.shape, [t.stride]))
 
 
-def strides_of_its_own(t: TensorType) -> tuple[Dim, ...]:
-    """The strides of empty_like(t) where the order of its axes is known, else row-major ones."""
-    try:
-        return preserved_strides(t)
-    except Undecided:
-        return contiguous_strides(t.shape)
-
-
 def suggests_channels_last(t: TensorType) -> bool:
     """t.suggest_memory_format() (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and 3d_s5)."""
     if t.ndim not in (4, 5) or t.stride[1] == 0:

@@ -1,8 +1,8 @@
-"""Specialise: sizes that a guard has fixed, or tied to others, are written as what they equal.
+"""Specialise: sizes that a guard has fixed, bounded, or tied to others, are written as what they equal.
 
 Takes and gives any graph. A guard such as `s2 == 32` may be learnt after `s2` has gone into the types of earlier nodes;
-loops over `s2` and over 32 must not look different to the stages that follow. Always holds: only equalities that the
-capture's guards check are used.
+loops over `s2` and over 32 must not look different to the stages that follow. Always holds: only what the capture's
+guards check is used.
 """
 
 from __future__ import annotations
@@ -16,4 +16,6 @@ from fusewright.graph.write_sizes import write_sizes
 
 def specialise(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     env = env_of(graph)
-    return graph if env is None or not env.has_equalities else write_sizes(graph, env.simplify, context.allow)
+    if env is None or not (env.has_equalities or env.assumed):
+        return graph
+    return write_sizes(graph, env.settled, context.allow)

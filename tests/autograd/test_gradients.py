@@ -1,0 +1,79 @@
+"""Gradients: whose memory they lie in, and how they reach inputs that were written to, and overlapping results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+
+SHARED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "sum": lambda x, y: x + y, "sum of copies": lambda x, y: x * 1 + y * 1, "sums": lambda x, y: (x + y, x - y), "stack": lambda x, y: torch.stack([x, y]),
+    "cat": lambda x, y: torch.cat([x[None], y[None]]), "scan of a number": lambda x, y: x.logcumsumexp(0) + y, "turned": lambda x, y: x.mT + y.mT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("name", SHARED)
+def test_gradients_share_memory_where_eagers_do(name: str, shape: tuple[int, ...]) -> None:
+    """Otherwise clipping one in place would clip the other."""
+    if name == "turned" and len(shape) < 2:
+        pytest.skip("a matrix is turned")
+    found = []
+    for function in (SHARED[name], fusewright.compile(SHARED[name])):
+        x, y = (torch.rand(shape, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in (1, 2))
+        results = function(x, y)
+        results = results if isinstance(results, tuple) else (results,)
+        tangents = [torch.ones_like(one) for one in results]
+        torch.autograd.backward(results, tangents)
+        places = [one.untyped_storage().data_ptr() for one in (x.grad, y.grad, *tangents)]
+        found.append([places.index(place) for place in places])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("layout", ["turned", "gaps", "turned gaps", "plain"])
+def test_the_gradient_of_an_input_that_was_written_to(layout: str, dynamic: bool | None) -> None:
+    """Its new value, which the graph gives densely, is used besides the result."""
+    make = {
+        "turned": lambda: torch.arange(16.0).reshape(4, 4).t(), "gaps": lambda: torch.arange(32.0).reshape(4, 8)[:, ::2],
+        "turned gaps": lambda: torch.arange(32.0).reshape(4, 8)[:, ::2].t(), "plain": lambda: torch.arange(16.0).reshape(4, 4),
+    }[layout]  # fmt: skip
+
+    def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x += y
+        return x.relu()
+
+    def later(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = x.exp() * y
+        x.mul_(2)
+        return result
+
+    weights = torch.arange(16.0).reshape(4, 4)
+    for function in (added, later):
+        gradients = []
+        for run in (function, fusewright.compile(function, dynamic=dynamic)):
+            x, y = make() / 16, torch.ones(4, 4, requires_grad=True)
+            loss = (run(x, y) * weights).sum() + (x * weights.t()).sum()
+            loss.backward()
+            gradients.append(y.grad)
+        torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_the_gradient_of_overlapping_windows(dynamic: bool | None) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).unfold(0, 2, 1)
+
+    compiled = fusewright.compile(function, dynamic=dynamic)
+    for size in (5, 7, 2):
+        gradients = []
+        for run in (function, compiled):
+            x = torch.rand(size, requires_grad=True)
+            result = run(x)
+            (result * torch.arange(float(result.numel())).reshape(result.shape)).sum().backward()
+            gradients.append(x.grad)
+        torch.testing.assert_close(gradients[1], gradients[0])
