@@ -8,8 +8,6 @@ differ only as far as eager itself is from the same program in float64, times FA
 from __future__ import annotations
 
 import struct
-import types
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +19,6 @@ FACTOR = 4
 # What rounding may leave of results that cancel, as a part of the largest, or of 1.
 ROOM = {torch.float64: 1e-12, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PLAIN = (int, str, bytes, range, slice, type(None), torch.dtype, torch.device, type(Ellipsis), torch.Size)
-SEQUENCES = (list, tuple, deque, set, frozenset)
 DEEPEST = 40
 
 
@@ -70,7 +67,7 @@ class Walk:
             yield Leaf(path, (("identity", known),))
             return
         # A constant tuple may be one object or several: nobody should ask.
-        if not isinstance(value, tuple | frozenset | types.BuiltinFunctionType | type):
+        if not isinstance(value, tuple):
             self.objects[id(value)] = len(self.objects)
             self.kept.append(value)
         if isinstance(value, torch.Tensor):
@@ -87,34 +84,12 @@ class Walk:
                 yield from self.leaves(
                     held, f"{path}[{key!r}]" if isinstance(key, str | int) else f"{path}.{number}", depth + 1
                 )
-        elif isinstance(value, SEQUENCES):
-            base = next(base for base in SEQUENCES if isinstance(value, base))
-            elements = list(base.__iter__(value))  # type: ignore[arg-type]
-            yield Leaf(path, (("class", name), ("value", str(len(elements)))))
-            if isinstance(value, set | frozenset):
-                elements.sort(key=repr)  # the order depends on addresses
-            for number, held in enumerate(elements):
+        elif isinstance(value, list | tuple):
+            yield Leaf(path, (("class", name), ("value", str(len(value)))))
+            for number, held in enumerate(value):
                 yield from self.leaves(held, f"{path}[{number}]", depth + 1)
-        elif isinstance(value, BaseException):
-            yield Leaf(path, (("class", name),))
-            yield from self.leaves(list(value.args), f"{path}.args", depth + 1)
-        elif isinstance(value, types.FunctionType):
-            yield Leaf(path, (("class", name), ("value", value.__name__)))
-            for number, cell in enumerate(value.__closure__ or ()):
-                held = cell.cell_contents if cell != types.CellType() else "an empty cell"
-                yield from self.leaves(held, f"{path}.cell{number}", depth + 1)
-            yield from self.leaves(value.__defaults__, f"{path}.defaults", depth + 1)
-        elif isinstance(value, type | types.BuiltinFunctionType):
-            yield Leaf(path, (("class", name), ("value", value.__name__)))
-        elif isinstance(value, PLAIN):  # a subclass
-            base = next(base for base in PLAIN if isinstance(value, base))
-            yield Leaf(path, (("class", name), ("value", base.__repr__(value))))
         else:
             yield Leaf(path, (("class", name),))
-            if type(value).__module__ == "world":
-                for slot in getattr(type(value), "__slots__", ()):
-                    yield from self.leaves(getattr(value, slot, "no value"), f"{path}.{slot}", depth + 1)
-                yield from self.leaves(getattr(value, "__dict__", None), f"{path}.__dict__", depth + 1)
 
     def tensor(self, value: torch.Tensor, path: str, depth: int) -> Iterator[Leaf]:
         facts: list[tuple[str, Any]] = [

@@ -7,7 +7,6 @@ is made small before it is printed: lines, calls and settings go as long as the 
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import queue
 import re
@@ -19,10 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from fusewright.base.records import dataclass
+from tests.fuzz import tensors
 from tests.fuzz.session import Finding, World, examine, printed, steps_of
 
 SLOWEST = 120.0  # seconds that one program may take, its shrinking included
-GENERATORS = {"tensors": "tests.fuzz.tensors"}
+GENERATORS = {"tensors": tensors.program}
 SIMPLER = (
     (r"^SETTINGS = .+$", "SETTINGS = {}"),
     (r"(made\([^=]*?\)(?:, \w+)*[^()]*\)).+$", r"\1"),
@@ -39,17 +39,12 @@ SIMPLER = (
 )
 
 
-def generated(generator: str, seed: int) -> str:
-    text: str = importlib.import_module(GENERATORS[generator]).program(seed)
-    return text
-
-
 def smaller(text: str) -> Iterator[str]:
     """Texts with one thing less, the largest cuts first."""
     lines = text.splitlines()
     starts = [place for place, line in enumerate(lines) if not line.startswith(" ")] + [len(lines)]
     for start, end in reversed(list(itertools.pairwise(starts))):
-        if lines[start].startswith(("def step", "class")):
+        if lines[start].startswith("def step"):
             yield _text(lines[:start] + lines[end:])
     for place, line in reversed(list(enumerate(lines))):
         if not line.startswith("def "):
@@ -65,15 +60,16 @@ def _text(lines: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shrunk(text: str, fails: Callable[[str], bool], seconds: float = SLOWEST / 2) -> str:
-    """The smallest text that was reached within the time and of which `fails` still says so."""
+def shrunk(text: str, kind: str, seconds: float = SLOWEST / 2) -> str:
+    """The smallest text that was reached within the time and in which a difference of this kind is found."""
     end, again = time.monotonic() + seconds, True
     while again:
         again = False
         for other in smaller(text):
             if time.monotonic() > end:
                 return text
-            if fails(other):
+            found = found_in(other)
+            if found is not None and found.kind == kind:
                 text, again = other, True
                 break
     return text
@@ -90,17 +86,11 @@ def child(generator: str, seeds: range) -> None:
     """Says `seed N`, then `found N` with the program's text up to a line of its own."""
     for seed in seeds:
         print("seed", seed, flush=True)
-        text = generated(generator, seed)
+        text = GENERATORS[generator](seed)
         found = examine(text)
         if found is not None:
-            kind = found.kind
-
-            def fails(other: str, kind: str = kind) -> bool:
-                again = found_in(other)
-                return again is not None and again.kind == kind
-
-            text = shrunk(text, fails)
-            print(f"found {seed} {kind}\n# {str(found_in(text) or found)[:400]!r}\n{text}.", flush=True)
+            text = shrunk(text, found.kind)
+            print(f"found {seed} {found.kind}\n# {str(found_in(text) or found)[:400]!r}\n{text}.", flush=True)
     print("end", flush=True)
 
 
@@ -147,7 +137,7 @@ class Worker:
                 if time.monotonic() > until:
                     process.kill()
                     return self.seeds.stop
-                self.say("hang", seed, generated(self.generator, seed))
+                self.say("hang", seed, GENERATORS[self.generator](seed))
                 process.kill()
                 return seed
             if line is None:
@@ -190,12 +180,12 @@ def main() -> int:
         child(arguments.generator, range(*arguments.child))
         return 0
     if arguments.eager:
-        world = World(generated(arguments.generator, arguments.seed))
+        world = World(GENERATORS[arguments.generator](arguments.seed))
         for step in steps_of(world):
             world.run(step)
         return 0
     if arguments.show:
-        print(printed(generated(arguments.generator, arguments.seed)))
+        print(printed(GENERATORS[arguments.generator](arguments.seed)))
         return 0
     kinds: Counter[str] = Counter()
     lock, start = threading.Lock(), time.monotonic()

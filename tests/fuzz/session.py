@@ -15,8 +15,6 @@ from __future__ import annotations
 import linecache
 import math
 import random
-import sys
-import types
 import warnings
 from typing import Any
 
@@ -44,7 +42,6 @@ DTYPES = {
     "b8": torch.bool,
 }
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
-_world = sys.modules.setdefault("world", types.ModuleType("world"))  # where classes of programs say that they are from
 
 
 @dataclass(slots=True)
@@ -145,27 +142,10 @@ class World:
         }
         # Of PyTorch's own exceptions only the class is promised.
         plain = error is not None and all(isinstance(value, str | int | float | tuple | None) for value in error.args)
-        said = (
-            (type(error).__name__, *(error.args if plain and type(error) in TOLD else ()))
-            if error is not None
-            else None
-        )
+        said = error and (type(error).__name__, *(error.args if plain and type(error) in TOLD else ()))
         # How much an operator has drawn before it fails is nobody's business.
-        drawn = (
-            []
-            if error is not None
-            else [
-                state.tobytes() if hasattr(state, "tobytes") else state
-                for state in (self.random[0].numpy(), self.random[1])
-            ]
-        )
-        return {
-            "exception": said,
-            "made": self.made,
-            "result": result,
-            "state": state,
-            "generator": [hash(str(one)) for one in drawn],
-        }
+        drawn = None if error else (hash(self.random[0].numpy().tobytes()), hash(self.random[1]))
+        return {"exception": said, "made": self.made, "result": result, "state": state, "generator": drawn}
 
 
 UNSEEN = ("program", "SETTINGS", "__builtins__", "__warningregistry__")  # warnings of operators are not promised

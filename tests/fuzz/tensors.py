@@ -53,7 +53,7 @@ F.pad({a}, (1, 1), mode="circular") | {a}.new_zeros({n}) + {a} | {a}.new_full(({
 torch.cat([{a}[:1], {a}[1:]]) | torch.atleast_2d({a}) | torch.broadcast_tensors({a}, {b})[0] | torch.hstack([{a}, {b}])
 torch.block_diag({a}, {b}) | torch.combinations({a}) | torch.tril_indices({n}, {n}) | torch.ones({n}, 3).tril() | {a}.mT
 torch.rot90({a}) | {a}.unflatten(-1, (-1, 2)) | {a}.take(torch.tensor([0, {k}])) | {a}.ravel() | {a}.fliplr() | {a}.T
-F.max_pool2d({f}, 2) | F.max_pool1d({f}, 2, 1) | F.threshold({f}, 1, 0) | F.hardtanh({f}) | F.pixel_shuffle({f}, 2)
+F.max_pool2d({f}, 2) | F.max_pool1d({f}, 2, 1) | F.hardtanh({f}) | F.pixel_shuffle({f}, 2)
 F.relu6({f}) | F.interpolate({f}, scale_factor=2) | F.one_hot({i}.abs() % 4, 5) | F.embedding({i}.abs() % 2, {f})
 torch.nn.functional.unfold({f}, 2) | torch.meshgrid({a}.flatten(), {b}.flatten(), indexing="ij")[0] | {a}.nan_to_num()
 {a}.fill_diagonal_({s}) | {a}.logical_not() | torch.empty_like({a}).copy_({b}) | torch.add({a}, {b}, alpha=2) | {a}.diff(dim={d})
@@ -63,7 +63,7 @@ PRODUCTS = """
 torch.addcmul({a}, {b}, {a}) | torch.outer({a}.flatten(), {b}.flatten()) | {a} * {n} | torch.lerp({f}, {g}, 0.5)
 F.linear({f}, {g}) | torch.einsum("...i,...i->...", {a}, {b}) | torch.baddbmm({a}, {b}, {c}) | torch.addmm({a}, {b}, {c})
 torch.bmm({a}, {b}) | torch.mv({a}, {b}) | {a}.dot({b}) | F.conv1d({f}, {g}) | F.conv2d({f}, {g}, padding=1) | torch.kron({a}, {b})
-torch.tensordot({a}, {b}, 1) | {a}.prod({d}) | F.leaky_relu({f}, 0.5) | torch.cross({a}, {b}) | F.conv_transpose1d({f}, {g})
+torch.tensordot({a}, {b}, 1) | F.leaky_relu({f}, 0.5) | torch.cross({a}, {b}) | F.conv_transpose1d({f}, {g})
 """
 ROUND = """
 {f}.exp() | {f}.sin() | {f}.tanh() | {f}.sigmoid() | {f}.abs().sqrt() | {f}.abs().log1p() | {f}.rsqrt() | {f}.reciprocal()
@@ -75,7 +75,7 @@ F.mse_loss({f}, {g}) | F.smooth_l1_loss({f}, {g}, reduction="none") | F.cross_en
 F.kl_div({f}, {g}) | F.binary_cross_entropy_with_logits({f}, {g}.sigmoid()) | F.cosine_similarity({f}, {g}, dim={d})
 F.scaled_dot_product_attention({f}, {f}, {f}) | F.interpolate({f}, scale_factor=2, mode="linear") | torch.cdist({f}, {g})
 F.interpolate({f}, scale_factor=2, mode="bilinear") | {f}.cumprod({d}) | {f}.cosh() | {f}.atan2({g}) | torch.hypot({f}, {g})
-{f}.expm1() | torch.logaddexp({f}, {g}) | F.nll_loss({f}, {i}.abs() % 2) | F.rms_norm({f}, {f}.shape[-1:]) | F.glu({f}, {d})
+{a}.prod({d}) | {f}.expm1() | torch.logaddexp({f}, {g}) | F.nll_loss({f}, {i}.abs() % 2) | F.rms_norm({f}, {f}.shape[-1:]) | F.glu({f}, {d})
 F.instance_norm({f}) | {f}.cov() | torch.polar({f}.abs(), {g}) | torch.complex({f}, {g}) | torch.view_as_real({a}) | {a}.angle()
 torch.linalg.vector_norm({f}, 1) | F.huber_loss({f}, {g}) | F.dropout({f}, 0.5) | torch.rand_like({f}) | torch.randn({n}, 2)
 torch.randint(0, 5, ({n},)) | {f}.bernoulli() | {f}.logit(0.1) | F.celu({f}) | F.local_response_norm({f}, 2) | {a}.to({t}) * 0.1
@@ -86,9 +86,9 @@ JUMPS = """
 {f}.frac() | {a} // 2 | {a} % 3 | torch.remainder({a}, {b}) | torch.floor_divide({a}, {b}) | {a}.fmod(2) | torch.heaviside({f}, {g})
 {a}.argmax({d}) | {a}.argmin() | {a}.sort({d}, stable=True)[0] | {a}.argsort({d}, stable=True) | {a}.topk({k}, {d})[0] | {a}.kthvalue({k}, {d})[0]
 {a}.max({d})[1] | {a}.median() | {a}.any({d}) | {a}.all() | {a}.count_nonzero({d}) | {a}.to(torch.int64) | {a}.to(torch.bool)
-{a}.to(torch.int32) & 7 | {i} << 1 | {i} | ~{i} | {i} ^ 3 | torch.bucketize({f}, torch.tensor([-1.0, 0.0, 2.0])) | {a}.signbit()
+{a}.to(torch.int32) & 7 | {i} << 1 | ~{i} | {i} ^ 3 | torch.bucketize({f}, torch.tensor([-1.0, 0.0, 2.0])) | {a}.signbit()
 torch.searchsorted({a}.sort(-1)[0], {a}) | {a}.isclose({b}) | torch.equal({a}, {b}) | {a}.unique() | {a}.nonzero() | {a}[{m}] | {a}.masked_select({m})
-torch.isin({a}, {b}) | {m} & {m} | ~{m} | {m}.sum({d}) | {m}.cumsum({d}) | {a}.bool() | {a}.long() | {a}.byte() | {i}.bincount() | {a}.histc(3, -5, 5)
+F.threshold({f}, 1, 0) | torch.isin({a}, {b}) | {m} & {m} | ~{m} | {m}.sum({d}) | {m}.cumsum({d}) | {a}.bool() | {a}.long() | {a}.byte() | {i}.bincount() | {a}.histc(3, -5, 5)
 torch.eq({a}, {b}).all() | torch.logical_and({a}, {b}) | {a}.item() | {a}.tolist() | {a}.shape | {a}.stride() | {a}.numel() * 2 | {a}.dim()
 int({a}.sum()) | float({a}.max()) | {a}.is_contiguous() | len({a}) | {a}.mode()[0] | {a}.argwhere() | torch.copysign({f}, {g}) | torch.fmax({a}, {b})
 """

@@ -60,7 +60,7 @@ class Group:
     """Outputs that share operators, and their backward: backward(saved..., tangents...) → gradients.
 
     saved      see autograd.joint.Split
-    tangents   positions of the outputs; dense: which of their gradients are row-major, whatever the output is (see
+    tangents   positions of the outputs; row_major: which of their gradients are so, whatever the output is (see
         Backward)
     gradients  which inputs get a gradient, in order; constant: whether it reads no tangent
     foreign    positions of results that are saved and belong to another node of autograd's graph
@@ -74,7 +74,7 @@ class Group:
     backward: Callable[..., tuple[Any, ...]]
     saved: tuple[int, ...]
     tangents: tuple[int, ...]
-    dense: tuple[bool, ...]
+    row_major: tuple[bool, ...]
     gradients: tuple[int, ...]
     constant: tuple[bool, ...]
     foreign: frozenset[int]
@@ -156,7 +156,7 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
         saved = [value.detach() if ~place in group.foreign else value for place, value in zip(group.saved, saved)]
     ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, call.lease
     ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
-    ctx.layouts = [_layout(results[position], dense) for position, dense in zip(group.tangents, group.dense)]
+    ctx.layouts = [_layout(results[place], row_major) for place, row_major in zip(group.tangents, group.row_major)]
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     ctx.saved_layouts = [_stored(value) for value in saved] if hooked else None
     ctx.inputs = None if halves.updates else inputs
@@ -207,9 +207,9 @@ def _run(halves: Halves, ctx: Any, values: list[Any]) -> tuple[Any, ...]:
     return consume(values) if consume is not None else ctx.group.backward(*values)  # type: ignore[no-any-return]
 
 
-def _layout(tensor: torch.Tensor, dense: bool) -> Layout:
+def _layout(tensor: torch.Tensor, row_major: bool) -> Layout:
     """How the gradient of an output is laid out: `Recorder.tangent` says the same."""
-    stride = torch.empty(tensor.shape, device="meta").stride() if dense else tensor.stride()
+    stride = torch.empty(tensor.shape, device="meta").stride() if row_major else tensor.stride()
     return tensor.shape, stride, tensor.dtype, tensor.device
 
 

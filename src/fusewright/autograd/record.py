@@ -20,7 +20,7 @@ from fusewright.autograd.reach import apart
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.aliasing import written_arguments
-from fusewright.capture.frame import Backward, Rebuilt, ViewStep
+from fusewright.capture.frame import Backward, Rebuilt, ViewCall
 from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import facts
@@ -122,7 +122,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         inputs=known,
         outputs=len(results.values),
         tangents=tuple(position for position, _ in wanted),
-        dense=tuple(
+        row_major=tuple(
             one.tensor_type.stride != value.tensor_type.stride for one, (_, value) in zip(tangents, wanted, strict=True)
         ),
         gradients=tuple(position for position, _, _ in defined),
@@ -232,7 +232,7 @@ def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:
         value = value.viewed
 
 
-def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, int]) -> tuple[ViewStep, ...]:
+def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, int]) -> tuple[ViewCall, ...]:
     """The recorded view operators from `root` to `value`. `calls`: their numbers."""
     steps = []
     while value is not root:
@@ -245,7 +245,7 @@ def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, i
         if not isinstance(node.args[0], torch.fx.Node) or any(isinstance(one, torch.fx.Node) for one in node.args[1:]):
             raise CannotDifferentiate(f"a view made by {node.target} is returned together with what it is a view of")
         steps.append(
-            ViewStep(
+            ViewCall(
                 node.target,
                 tuple(node.args[1:]),
                 dict(node.kwargs),

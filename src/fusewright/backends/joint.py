@@ -124,7 +124,7 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             backward=no_gradients,
             saved=saved,
             tangents=tuple(backward.tangents[place] for place in places),
-            dense=tuple(backward.dense[place] for place in places),
+            row_major=tuple(backward.row_major[place] for place in places),
             gradients=positions,
             constant=tuple(constant[gradient] for gradient in gradients),
             foreign=frozenset(),

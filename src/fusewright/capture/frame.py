@@ -25,7 +25,7 @@ class Break:
     stack: tuple[Location, ...]
 
 
-class ViewStep(NamedTuple):
+class ViewCall(NamedTuple):
     """A call of a view operator: the arguments after the first (their sizes may be symbolic). element: of the result,
     if that is a list; call: its number, by which outputs that have a call in common share its result; no_grad: it was
     made under no_grad."""
@@ -51,7 +51,7 @@ class Rebuilt:
     """
 
     base: tuple[str, int]
-    steps: tuple[ViewStep, ...] = ()
+    steps: tuple[ViewCall, ...] = ()
     no_grad: bool = False
     leaf: bool = False
 
@@ -63,7 +63,7 @@ class Backward:
 
     inputs, outputs  how many placeholders and outputs are the forward's
     tangents   positions of the outputs that have a tangent, in order
-    dense      for each tangent, whether it is row-major, whatever the output is (see `Recorder.tangent`)
+    row_major  for each tangent, whether it is row-major, whatever the output is (see `Recorder.tangent`)
     gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs
                that share no operator (each backward frees its own) have gradients of their own, so that an input may
                stand here more than once
@@ -86,7 +86,7 @@ class Backward:
     outputs: int
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
-    dense: tuple[bool, ...] = ()
+    row_major: tuple[bool, ...] = ()
     depends: tuple[tuple[int, ...], ...] = ()
     groups: tuple[tuple[Places, Places], ...] = ()
     histories: frozenset[int] = frozenset()

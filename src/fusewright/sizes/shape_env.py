@@ -315,7 +315,7 @@ class ShapeEnv:
         """`d` as it is for all sizes that the guards admit: with the learnt equalities, and the assumed symbols 2 or
         more (the smaller of such a size and 1 is 1, which broadcasts)."""
         simple = self.simplify(d)
-        symbols = frozenset() if isinstance(simple, int | Symbol) else free_symbols(simple) & self.assumed
+        symbols = frozenset() if isinstance(simple, (int, Symbol)) else free_symbols(simple) & self.assumed
         if not symbols:
             return simple
         larger, _ = self.larger(symbols)

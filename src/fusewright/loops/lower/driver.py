@@ -168,9 +168,10 @@ class Lowering:
         in_memory = self.needs_memory(node) or len(node.users) > 1
         private = self.private_arguments(node)
         result = self.call(node.target, args, kwargs, kind, in_memory, private)
-        own = {id(value) for value in private}
-        read = (window(value) for value in tensors_in((args, kwargs)) if id(value) not in own)
-        self._created -= {ref.buffer for ref in read if ref is not None}  # an argument's memory is not the result's
+        if self._created:  # an argument that was put into memory on the way is not the result
+            own = {id(value) for value in private}
+            read = (window(value) for value in tensors_in((args, kwargs)) if id(value) not in own)
+            self._created -= {ref.buffer for ref in read if ref is not None}
         self.place(node, result)
         return result
 

@@ -30,7 +30,7 @@ def operand(call: Call, value: Any, dtype: torch.dtype) -> Expression:
     return number(value, dtype)
 
 
-def written(call: Call, value: Any) -> Expression:
+def fill_value(call: Call, value: Any) -> Expression:
     """What writing `value`, a tensor without dimensions or a number, leaves in elements of the result."""
     dtype = ex.compute_dtype(call.type.dtype)
     return operand(call, value, dtype) if isinstance(value, Value) else number(value, dtype, call.type.dtype)
@@ -432,8 +432,8 @@ def where(call: Call, condition: Value, self: Any, other: Any) -> Value:
 @lowers("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
     dtype = ex.compute_dtype(self.dtype)
-    mask_, value_ = operand(call, mask, torch.bool), written(call, value)
-    return call.result(ex.apply("where", mask_, value_, operand(call, self, dtype), dtype=dtype))
+    chosen, kept = fill_value(call, value), operand(call, self, dtype)
+    return call.result(ex.apply("where", operand(call, mask, torch.bool), chosen, kept, dtype=dtype))
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def copy(call: Call, self: Value, src: Value, non_blocking: bool = False) -> Val
 
 @lowers("fill.Scalar", "fill.Tensor")
 def fill(call: Call, self: Value, value: Any) -> Value:
-    return call.result(written(call, value))
+    return call.result(fill_value(call, value))
 
 
 @lowers("threshold_backward")

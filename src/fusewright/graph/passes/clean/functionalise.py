@@ -221,8 +221,9 @@ class _Functionaliser:
             return self.build.call(op, *args, **kwargs)  # type: ignore[arg-type, misc]
         type_ = like.meta["type"]
         # A size that data decide is known to no meta kernel.
-        of_data = op in OF_UNKNOWN_SHAPE and not symbols_in(type_) <= symbols_in(_types((args, kwargs)))
-        of_data = of_data or GIVES in like.meta
+        of_data = GIVES in like.meta or (
+            op in OF_UNKNOWN_SHAPE and not symbols_in(type_) <= symbols_in(_types((args, kwargs)))
+        )
         if not of_data and (_types(args) != _types(like.args) or _types(kwargs) != _types(like.kwargs)):
             return self.build.call(op, *args, **kwargs)  # type: ignore[arg-type, misc]
         made = self.build.node(op, args, kwargs, type_)  # type: ignore[arg-type]
