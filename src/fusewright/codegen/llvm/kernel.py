@@ -20,7 +20,7 @@ from fusewright.codegen.llvm.emit import reductions, scans
 from fusewright.codegen.llvm.emit.builder import Block, Cursor, FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.emit.evaluate import Evaluator
-from fusewright.codegen.llvm.emit.loops import Loops
+from fusewright.codegen.llvm.emit.loops import Loops, Strip, Turns
 from fusewright.codegen.llvm.emit.memory import ZEROS, ZEROS_DEFINITION, Pointer
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.emitter import SIGNATURE, KernelText, Pending
@@ -249,9 +249,8 @@ class KernelEmitter:
                 self._block(contexts[0], axis, block, start, full)
                 return []
 
-            self.loops.counted(
-                [inside], rows.symbol, row_start, self._clipped(inside, row_start, count, extent), [], row, runs=True
-            )
+            last = self._clipped(inside, row_start, count, extent)
+            self.loops.counted([inside], Turns(rows.symbol, row_start, last, runs=True), [], row)
 
         def whole(inside: Context, _: list[Value]) -> list[Value]:
             self.evaluator.staged = staging.fill(self, inside, axis, row_start, start, (count, block))
@@ -331,10 +330,8 @@ class KernelEmitter:
         if isinstance(length, int) and not whole:
             copies = self._pointwise_copies(length, lanes)
         groups: list[list[Value]] = [[] for _ in range(copies)]
-        no_tail = sizes.is_multiple(axis.extent, lanes)
-        self.loops.vectors(
-            context, axis.symbol, start, length, lanes, copies, groups, body, whole=whole, no_tail=no_tail
-        )
+        strip = Strip(axis.symbol, start, length, lanes, copies, sizes.is_multiple(axis.extent, lanes))
+        self.loops.vectors(context, strip, groups, body, whole)
 
     def _pointwise_copies(self, length: int, lanes: int) -> int:
         """Two vectors a turn where the body is small, or the data so large that a second body repays its compilation:
@@ -407,17 +404,8 @@ class KernelEmitter:
             else:
                 length = self.indexer.scalar(inside[0].uniform, axis.extent)
             no_tail = sizes.is_multiple(axis.extent, strategy.lanes)
-            groups = self.loops.vectors(
-                inside[0],
-                axis.symbol,
-                b.const(0, "i64"),
-                length,
-                strategy.lanes,
-                copies,
-                groups,
-                vector_body,
-                no_tail=no_tail,
-            )
+            strip = Strip(axis.symbol, b.const(0, "i64"), length, strategy.lanes, copies, no_tail)
+            groups = self.loops.vectors(inside[0], strip, groups, vector_body)
             return [value for group in groups for value in group]
 
         results = self.loops.nest([context], others, carried, body)
@@ -507,7 +495,9 @@ class KernelEmitter:
                     position = self._position(view, ctx)
                     if self.position_type(view) == "i32":
                         position = b.convert("trunc", position, "i32")
-                after += reductions.step(b, statement, state[at : at + count], value, position, mask, ordered)
+                before = state[at : at + count]
+                new = reductions.step(b, statement, before, value, position, ordered)
+                after += new if mask is None else [b.select(mask, x, y) for x, y in zip(new, before)]
                 at += count
             else:
                 count = scans.width(statement)

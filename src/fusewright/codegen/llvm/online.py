@@ -13,10 +13,13 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from fusewright.base.records import replace
 from fusewright.codegen.analysis import Shape, StageView, reductions_of, same_walk
 from fusewright.codegen.llvm.emit import math as functions, reductions
 from fusewright.codegen.llvm.emit.builder import Value
 from fusewright.codegen.llvm.emit.context import Context
+from fusewright.codegen.llvm.emit.loops import Strip, Turns
+from fusewright.codegen.llvm.emit.memory import Place
 from fusewright.codegen.llvm.nans import passed_over
 from fusewright.codegen.llvm.prefetch import streamed
 from fusewright.loops.ir import Apply, Axis, Expression, LocalValue
@@ -161,7 +164,8 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
             return [[_greater_number(emitter, ctx, top, *group)] for ctx, group in zip(contexts, groups)]
 
         tops = [[b.splat(low, lanes)] for _ in range(copies)]
-        groups = loops.vectors(here, axis.symbol, start, count, lanes, copies, tops, numbers, no_tail=no_tail)
+        strip = Strip(axis.symbol, start, count, lanes, copies, no_tail)
+        groups = loops.vectors(here, strip, tops, numbers)
         b.scope = here.here
         while len(groups) > 1:
             groups = [reductions.merge(b, top, x, y) for x, y in zip(groups[::2], groups[1::2])]
@@ -181,9 +185,7 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
             b.emit(f"  store {higher.typed}, ptr {top_of(here)}, align 4")
         emitter.enter_stage(second)
         emitter.evaluator.ahead = dict.fromkeys(loads, CHUNK)
-        groups = loops.vectors(
-            here, axis.symbol, start, count, lanes, len(sums), [[value] for value in sums], step, no_tail=no_tail
-        )
+        groups = loops.vectors(here, replace(strip, copies=len(sums)), [[value] for value in sums], step)
         return [higher, *(group[0] for group in groups)]
 
     def lift(inside: list[Context], _: list[Value]) -> list[Value]:
@@ -202,29 +204,18 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
                 else functions.call_library(b, "exp", difference)
             )
             assert kept is not None
-            pointer, index = emitter.pointers[kept.buffer], other.dim(kept.index)
+            place = Place(emitter.pointers[kept.buffer], other.dim(kept.index), {})
 
             def vectors(contexts: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
                 memory = emitter.evaluator.memory
                 for ctx in contexts:
                     b.scope, mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
-                    value = memory.load(ctx, pointer, index, {}, mask)
-                    memory.store(
-                        ctx, pointer, index, {}, b.op("fmul", value, b.splat(factor, ctx.lanes)), mask, "write"
-                    )
+                    value = memory.load(ctx, place, mask)
+                    memory.store(ctx, place, b.op("fmul", value, b.splat(factor, ctx.lanes)), mask, "write")
                 return groups
 
-            loops.vectors(
-                within,
-                axis.symbol,
-                start,
-                count,
-                lanes,
-                2,
-                [[], []],
-                vectors,
-                no_tail=sizes.is_multiple(axis.extent, lanes),
-            )
+            strip = Strip(axis.symbol, start, count, lanes, 2, sizes.is_multiple(axis.extent, lanes))
+            loops.vectors(within, strip, [[], []], vectors)
             return []
 
         loops.maybe(here, b.convert("zext", b.compare("fcmp olt", older, best), "i64"), [], scale)
@@ -232,9 +223,9 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
 
     saved, b.scope = b.scope, context.here
     nothing = b.splat(b.const(0.0, element.register), lanes)
-    best, *sums = loops.counted([context], chunk, 0, turns, [low, *[nothing] * 4], body)
+    best, *sums = loops.counted([context], Turns(chunk, 0, turns), [low, *[nothing] * 4], body)
     if kept is not None:
-        loops.counted([context], chunk, 0, turns, [], lift)
+        loops.counted([context], Turns(chunk, 0, turns), [], lift)
     b.scope = context.here
     while len(sums) > 1:
         sums = [b.op("fadd", x, y) for x, y in zip(sums[::2], sums[1::2])]
@@ -249,9 +240,8 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
             return emitter.side_by_side(one, contexts, groups, ordered=True)
 
         start = [[b.splat(value, lanes) for value in state] for state in start]
-        (state,) = loops.vectors(
-            inside, axis.symbol, b.const(0, "i64"), axis.extent, lanes, 1, start, step  # type: ignore[arg-type]
-        )
+        strip = Strip(axis.symbol, b.const(0, "i64"), axis.extent, lanes, 1)  # type: ignore[arg-type]
+        (state,) = loops.vectors(inside, strip, start, step)
         b.scope = inside.here
         return [reductions.across(b, top, state)]
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from fusewright.codegen.llvm.emit.builder import Scope, Value
 from fusewright.codegen.llvm.emit.context import Context
-from fusewright.codegen.llvm.emit.memory import LINE
+from fusewright.codegen.llvm.emit.loops import Turns
+from fusewright.codegen.llvm.emit.memory import LINE, Place
 from fusewright.codegen.llvm.emit.transpose import Staged, staged_loads
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.loops.ir import Axis, Expression, Load
@@ -88,21 +89,15 @@ def fill(
                 most = b.op("sub nsw", _value(emitter, width), b.const(1, "i64"))
                 last = b.op("sub nsw", most, at.chain[at.level(column)].values[column])  # noqa: B023
             first = emitter.indexer.scalar(at, line * pitch + column)  # noqa: B023
-            emitter.evaluator.memory.fill_tile(
-                (tile, pitch, first),  # noqa: B023
-                emitter.pointers[load.buffer],  # noqa: B023
-                (at, moved, stride),
-                square,  # noqa: B023
-                last,
-                mask,
-                fetch=large is not None,  # noqa: B023
-            )
+            source = Place(emitter.pointers[load.buffer], moved, {}, ahead=int(large is not None))  # noqa: B023
+            square_of = (tile, pitch, first)  # noqa: B023
+            emitter.evaluator.memory.fill_tile(square_of, (at, source, stride), square, last, mask)  # noqa: B023
             return []
 
         def lines(contexts: list[Context], _: list[Value]) -> list[Value]:
-            return loops.counted(contexts, line, 0, height, [], turn, step=square, runs=True)  # noqa: B023
+            return loops.counted(contexts, Turns(line, 0, height, square, runs=True), [], turn)  # noqa: B023
 
-        loops.counted([inside], column, 0, width, [], lines, step=square, runs=True)
+        loops.counted([inside], Turns(column, 0, width, square, runs=True), [], lines)
         staged[load] = Staged(tile, pitch, rows, row_start, start)
     b.scope = saved
     return staged

@@ -20,6 +20,7 @@ from fusewright.codegen.analysis import StageView, reductions_of
 from fusewright.codegen.llvm.emit import reductions
 from fusewright.codegen.llvm.emit.builder import Value
 from fusewright.codegen.llvm.emit.context import Context
+from fusewright.codegen.llvm.emit.loops import Strip, Turns
 from fusewright.codegen.llvm.emit.memory import Memory
 from fusewright.codegen.llvm.emit.types import TYPE_BITS
 from fusewright.loops.ir import Axis
@@ -101,7 +102,7 @@ class WideTile:
                 self._columns(inside[0], lambda contexts: self._pass(view, rows, kept, at, count, contexts))
                 return []
 
-            self.emitter.loops.counted([context], rows.symbol, first, last, [], turn, step=count)
+            self.emitter.loops.counted([context], Turns(rows.symbol, first, last, count), [], turn)
 
     def _pass(
         self, view: StageView, rows: Axis, kept: list[_Kept], at: int, count: int, contexts: list[Context]
@@ -138,17 +139,8 @@ class WideTile:
             return groups
 
         groups: list[list[Value]] = [[] for _ in range(strategy.copies)]
-        self.emitter.loops.vectors(
-            context,
-            self.axis.symbol,
-            self.start,
-            self.length,
-            strategy.lanes,
-            strategy.copies,
-            groups,
-            vectors,
-            no_tail=self.no_tail,
-        )
+        strip = Strip(self.axis.symbol, self.start, self.length, strategy.lanes, strategy.copies, self.no_tail)
+        self.emitter.loops.vectors(context, strip, groups, vectors)
 
     # --- values of columns between loops
 

@@ -17,7 +17,7 @@ from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.emit.expressions import EMITTERS
 from fusewright.codegen.llvm.emit.indexing import Bound, Indexer, fits_i32
 from fusewright.codegen.llvm.emit.math import exp
-from fusewright.codegen.llvm.emit.memory import Memory, Pointer, register_literal
+from fusewright.codegen.llvm.emit.memory import Memory, Place, Pointer, register_literal
 from fusewright.codegen.llvm.emit.transpose import Staged
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.loops import ir
@@ -164,9 +164,10 @@ class Evaluator:
         bound = self.bindings(ctx, expr.bindings)
         if expr in self.next_rows and self.b.mask is None:
             self._fetch_next_row(at, expr, self.next_rows[expr])
-        return self.memory.load(
-            at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask, self.ahead.get(expr, 0)
-        )
+        return self.memory.load(at, self._place(expr, bound, self.ahead.get(expr, 0)), self.b.mask)
+
+    def _place(self, access: Load | Store, bound: Bound, ahead: int = 0) -> Place:
+        return Place(self.pointers[access.buffer], self.view.dim(access.index), bound, ahead)
 
     def _fetch_next_row(self, ctx: Context, expr: Load, axis: Axis) -> None:
         """What the load takes at the next point of the outer `axis` (at the last one: what it takes now), its index
@@ -184,7 +185,7 @@ class Evaluator:
             b.scope = saved
         moved = ctx.elsewhere(at, axis.symbol, following, key)
         index = self._as_index(self.value(moved, checked.value), checked.value.dtype)
-        self.memory.fetch_row(moved, self.pointers[expr.buffer], self.view.dim(expr.index), {symbol: index})
+        self.memory.fetch_row(moved, self._place(expr, {symbol: index}))
         b.scope = saved
 
     def _load_staged(self, ctx: Context, expr: Load, staged: Staged) -> Value:
@@ -200,10 +201,8 @@ class Evaluator:
         saved = b.scope, b.mask
         bound = self.bindings(ctx, store.bindings)
         b.scope, b.mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
-        ahead = self.store_ahead.get(store.buffer, 0)
-        self.memory.store(
-            ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode, ahead
-        )
+        place = self._place(store, bound, self.store_ahead.get(store.buffer, 0))
+        self.memory.store(ctx, place, value, b.mask, store.mode)
         b.scope, b.mask = saved
 
     def store_pair(self, first: Context, second: Context, store: Store, low: Value, high: Value) -> None:
@@ -214,10 +213,8 @@ class Evaluator:
         pieces = [b.unrounded.get(value.text) for value in (low, high)]
         done = False
         if pieces[0] is not None and pieces[1] is not None and pieces[0].lanes == pieces[1].lanes == first.lanes:
-            ahead = self.store_ahead.get(store.buffer, 0)
-            done = self.memory.store_pair(
-                first, self.pointers[store.buffer], self.view.dim(store.index), pieces[0], pieces[1], ahead
-            )
+            place = self._place(store, {}, self.store_ahead.get(store.buffer, 0))
+            done = self.memory.store_pair(first, place, pieces[0], pieces[1])
         b.scope, b.mask = saved
         if not done:
             self.store(first, store, low)

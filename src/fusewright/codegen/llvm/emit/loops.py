@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fusewright.base.records import dataclass, replace
 from fusewright.codegen.llvm.emit.builder import Block, Cursor, FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.emit.indexing import Indexer
@@ -20,6 +21,30 @@ from fusewright.sizes.expressions import Dim, Expr
 Body = Callable[[list[Context], list[Value]], list[Value]]
 VectorBody = Callable[[list[Context], list[list[Value]]], list[list[Value]]]
 UNROLL_WHOLE = 4  # a loop of so few turns is written out
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """for symbol in range(start, stop, step). `runs`: at least once."""
+
+    symbol: Expr
+    start: Dim | Value
+    stop: Dim | Value
+    step: int = 1
+    runs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """`length` elements of `axis` from `start`, `copies` vectors of `lanes` at a time. `no_tail`: `length` is a
+    multiple of `lanes`."""
+
+    axis: Expr
+    start: Value
+    length: int | Value
+    lanes: int
+    copies: int
+    no_tail: bool = False
 
 
 class Loops:
@@ -36,34 +61,25 @@ class Loops:
         def inner(inside: list[Context], values: list[Value]) -> list[Value]:
             return self.nest(inside, rest, values, body)
 
-        return self.counted(contexts, axis.symbol, 0, axis.extent, carried, inner)
+        return self.counted(contexts, Turns(axis.symbol, 0, axis.extent), carried, inner)
 
-    def counted(
-        self,
-        contexts: list[Context],
-        symbol: Expr,
-        start: Dim | Value,
-        stop: Dim | Value,
-        carried: list[Value],
-        body: Body,
-        step: int = 1,
-        runs: bool = False,
-    ) -> list[Value]:
-        """for symbol in range(start, stop, step). The contexts are vectors side by side (or one scalar), all at the
-        same point. `runs`: at least once.
-        """
+    def counted(self, contexts: list[Context], turns: Turns, carried: list[Value], body: Body) -> list[Value]:
+        """`body` at each of `turns`. The contexts are vectors side by side (or one scalar), all at the same point."""
         b = self.b
+        symbol, start, stop, step = turns.symbol, turns.start, turns.stop, turns.step
         if isinstance(start, int) and isinstance(stop, int):
-            turns = -(-(stop - start) // step)
-            if turns <= 0:
+            points = range(start, stop, step)
+            if not points:
                 return carried
-            if turns == 1 or (turns <= UNROLL_WHOLE and step == 1 and len(contexts) == 1 and not carried):
-                return self._written_out(contexts, symbol, range(start, stop, step), carried, body)
+            if len(points) == 1 or (len(points) <= UNROLL_WHOLE and step == 1 and len(contexts) == 1 and not carried):
+                return self._written_out(contexts, symbol, points, carried, body)
         here = contexts[0].here.cursor
         saved = b.scope
         b.scope = contexts[0].here
         first, last = self._bound(contexts[0], start), self._bound(contexts[0], stop)
-        runs = runs or (isinstance(start, int) and not isinstance(stop, Value) and (sizes.bounds(stop)[0] or 0) > start)
+        runs = turns.runs or (
+            isinstance(start, int) and not isinstance(stop, Value) and (sizes.bounds(stop)[0] or 0) > start
+        )
         guard_block: Block | None = None
         inside = contexts
         if not runs:
@@ -122,75 +138,52 @@ class Loops:
         return limit if isinstance(limit, Value) else self.indexer.scalar(ctx.uniform, limit)
 
     def _written_out(
-        self, contexts: list[Context], symbol: Expr, turns: range, carried: list[Value], body: Body
+        self, contexts: list[Context], symbol: Expr, points: range, carried: list[Value], body: Body
     ) -> list[Value]:
-        for turn in turns:
-            scope = Scope(contexts[0].here.cursor, defines={symbol}, values={symbol: self.b.const(turn, "i64")})
+        for point in points:
+            scope = Scope(contexts[0].here.cursor, defines={symbol}, values={symbol: self.b.const(point, "i64")})
             carried = body([ctx.enter(scope) for ctx in contexts], carried)
         return carried
 
     # --- vectors
 
     def vectors(
-        self,
-        ctx: Context,
-        axis: Expr,
-        start: Value,
-        length: int | Value,
-        lanes: int,
-        copies: int,
-        groups: list[list[Value]],
-        body: VectorBody,
-        whole: bool = False,
-        no_tail: bool = False,
+        self, ctx: Context, strip: Strip, groups: list[list[Value]], body: VectorBody, whole: bool = False
     ) -> list[list[Value]]:
-        """`body` over `length` elements of `axis` from `start`, `copies` vectors at a time; the carried values of copy
-        k are groups[k].
-
-        `whole`: `length` is at most one pass of all copies. `no_tail`: `length` is a multiple of `lanes`.
-        """
-        if isinstance(length, int):
-            return self._static(ctx, axis, start, length, lanes, copies, groups, body)
+        """`body` over the elements of `strip`; the carried values of copy k are groups[k]. `whole`: its length is at
+        most one pass of all copies."""
+        if isinstance(strip.length, int):
+            return self._static(ctx, strip, strip.length, groups, body)
         if whole:
-            return self._one_pass(ctx, axis, start, length, lanes, copies, groups, body, no_tail)
-        return self._dynamic(ctx, axis, start, length, lanes, copies, groups, body, no_tail)
+            return self._one_pass(ctx, strip, strip.length, groups, body)
+        return self._dynamic(ctx, strip, strip.length, groups, body)
 
     def _vector_contexts(
-        self, ctx: Context, base: Scope, axis: Expr, lanes: int, masks: Sequence[Value | None], first: int = 0
+        self, ctx: Context, base: Scope, strip: Strip, masks: Sequence[Value | None]
     ) -> list[Context]:
         """One context for each mask: vector k starts k * lanes after the base scope's value of the axis."""
         made = []
-        for k, mask in enumerate(masks, first):
-            scope = Scope(base.cursor, defines={axis}, lane=True, mask=mask)
-            made.append(Context((*ctx.chain, base, scope), lanes, axis, k * lanes))
+        for k, mask in enumerate(masks):
+            scope = Scope(base.cursor, defines={strip.axis}, lane=True, mask=mask)
+            made.append(Context((*ctx.chain, base, scope), strip.lanes, strip.axis, k * strip.lanes))
         return made
 
     def _static(
-        self,
-        ctx: Context,
-        axis: Expr,
-        start: Value,
-        length: int,
-        lanes: int,
-        copies: int,
-        groups: list[list[Value]],
-        body: VectorBody,
+        self, ctx: Context, strip: Strip, length: int, groups: list[list[Value]], body: VectorBody
     ) -> list[list[Value]]:
+        lanes, copies = strip.lanes, strip.copies
         full, rest = divmod(length, lanes)
         turns = full // copies if full > copies else 0
         done = turns * copies
         if turns:
-            groups = self._main(
-                ctx, axis, start, self._plus(ctx, start, done * lanes), lanes, copies, groups, body, runs=True
-            )
+            groups = self._main(ctx, strip, self._plus(ctx, strip.start, done * lanes), groups, body, runs=True)
         masks: list[Value | None] = [None] * (full - done)
         if rest:
             masks.append(Value("<" + ", ".join(f"i1 {str(i < rest).lower()}" for i in range(lanes)) + ">", "i1", lanes))
         # A masked last vector may be one more than the copies that carry values: it then takes the first copy's.
         for at in range(0, len(masks), copies):
-            groups = self._straight(
-                ctx, axis, self._plus(ctx, start, (done + at) * lanes), lanes, masks[at : at + copies], groups, body
-            )
+            rest_of = replace(strip, start=self._plus(ctx, strip.start, (done + at) * lanes))
+            groups = self._straight(ctx, rest_of, masks[at : at + copies], groups, body)
         return groups
 
     def _plus(self, ctx: Context, value: Value, amount: int) -> Value:
@@ -207,81 +200,61 @@ class Loops:
     def _straight(
         self,
         ctx: Context,
-        axis: Expr,
-        start: Value,
-        lanes: int,
+        strip: Strip,
         masks: Sequence[Value | None],
         groups: list[list[Value]],
         body: VectorBody,
     ) -> list[list[Value]]:
-        base = Scope(ctx.here.cursor, defines={axis}, values={axis: start})
-        made = self._vector_contexts(ctx, base, axis, lanes, masks)
+        """One vector from the strip's start for each mask."""
+        base = Scope(ctx.here.cursor, defines={strip.axis}, values={strip.axis: strip.start})
+        made = self._vector_contexts(ctx, base, strip, masks)
         return body(made, groups[: len(made)]) + groups[len(made) :]
 
     def _main(
         self,
         ctx: Context,
-        axis: Expr,
-        start: Value,
+        strip: Strip,
         stop: Value,
-        lanes: int,
-        copies: int,
         groups: list[list[Value]],
         body: VectorBody,
         runs: bool = False,
     ) -> list[list[Value]]:
-        """The unmasked loop: `copies` vectors a turn while a whole turn is left (start + k * copies * lanes = stop for
-        some k)."""
+        """The unmasked loop from the strip's start: its copies a turn while a whole turn is left (start + k * copies *
+        lanes = stop for some k)."""
         counts = [len(group) for group in groups]
 
         def turn(inside: list[Context], values: list[Value]) -> list[Value]:
             base = inside[0].here  # the loop's scope: the axis' value is its index
             outer = Context(inside[0].chain[:-1])
-            made = self._vector_contexts(outer, base, axis, lanes, [None] * copies)
+            made = self._vector_contexts(outer, base, strip, [None] * strip.copies)
             return _flat(body(made, _grouped(values, counts)))
 
-        return _grouped(
-            self.counted([ctx], axis, start, stop, _flat(groups), turn, step=lanes * copies, runs=runs), counts
-        )
+        turns = Turns(strip.axis, strip.start, stop, strip.lanes * strip.copies, runs)
+        return _grouped(self.counted([ctx], turns, _flat(groups), turn), counts)
 
     def _dynamic(
-        self,
-        ctx: Context,
-        axis: Expr,
-        start: Value,
-        length: Value,
-        lanes: int,
-        copies: int,
-        groups: list[list[Value]],
-        body: VectorBody,
-        no_tail: bool,
+        self, ctx: Context, strip: Strip, length: Value, groups: list[list[Value]], body: VectorBody
     ) -> list[list[Value]]:
-        b = self.b
+        b, lanes, copies = self.b, strip.lanes, strip.copies
         saved, b.scope = b.scope, ctx.here
-        at = start
+        start = at = strip.start
         for width in (copies, 1) if copies > 1 else (1,):
             span = width * lanes
             left = b.op("sub nsw", b.op("add nsw", start, length), at) if at is not start else length
             stop = b.op("add nsw", at, b.op("and", left, b.const(-span, "i64")))
-            groups = self._main(ctx, axis, at, stop, lanes, width, groups[:width], body) + groups[width:]
+            part = replace(strip, start=at, copies=width)
+            groups = self._main(ctx, part, stop, groups[:width], body) + groups[width:]
             b.scope = ctx.here
             at = stop
-        if not no_tail:
-            rest = b.op("and", length, b.const(lanes - 1, "i64"))
-            groups = [
-                self.maybe(
-                    ctx, rest, groups[0], lambda inside, group: self._tail(inside, axis, at, rest, lanes, group, body)
-                ),
-                *groups[1:],
-            ]
+        if not strip.no_tail:
+            rest, tail = b.op("and", length, b.const(lanes - 1, "i64")), replace(strip, start=at)
+
+            def last(inside: Context, group: list[Value]) -> list[Value]:
+                return self._straight(inside, tail, [self.first_lanes(inside, rest, lanes)], [group], body)[0]
+
+            groups = [self.maybe(ctx, rest, groups[0], last), *groups[1:]]
         b.scope = saved
         return groups
-
-    def _tail(
-        self, ctx: Context, axis: Expr, start: Value, rest: Value, lanes: int, group: list[Value], body: VectorBody
-    ) -> list[Value]:
-        mask = self.first_lanes(ctx, rest, lanes)
-        return self._straight(ctx, axis, start, lanes, [mask], [group], body)[0]
 
     def first_lanes(self, ctx: Context, count: Value, lanes: int) -> Value:
         """The mask of the first `count` lanes (any i64).
@@ -331,28 +304,19 @@ class Loops:
         return results
 
     def _one_pass(
-        self,
-        ctx: Context,
-        axis: Expr,
-        start: Value,
-        length: Value,
-        lanes: int,
-        copies: int,
-        groups: list[list[Value]],
-        body: VectorBody,
-        no_tail: bool,
+        self, ctx: Context, strip: Strip, length: Value, groups: list[list[Value]], body: VectorBody
     ) -> list[list[Value]]:
         """All copies at once where they all count, else all copies under masks. Carries nothing (the body is a whole
         outer point)."""
         assert not _flat(groups)
-        b = self.b
+        b, lanes, copies = self.b, strip.lanes, strip.copies
         saved, b.scope = b.scope, ctx.here
         span = copies * lanes
         is_full = b.convert("zext", b.compare("icmp sge", length, b.const(span, "i64")), "i64")
         partial = b.op("sub", b.const(1, "i64"), is_full)
 
         def full(inside: Context, _: list[Value]) -> list[Value]:
-            self._straight(inside, axis, start, lanes, [None] * copies, groups, body)
+            self._straight(inside, strip, [None] * copies, groups, body)
             return []
 
         def masked(inside: Context, _: list[Value]) -> list[Value]:
@@ -360,7 +324,7 @@ class Loops:
             for k in range(copies):
                 left = self._plus(inside, length, -k * lanes)
                 masks.append(self.first_lanes(inside, left, lanes))
-            self._straight(inside, axis, start, lanes, masks, groups, body)
+            self._straight(inside, strip, masks, groups, body)
             return []
 
         self.maybe(ctx, is_full, [], full)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fusewright.base.records import dataclass
+from fusewright.base.records import dataclass, replace
 from fusewright.codegen.llvm.emit.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.emit.expressions import extreme
@@ -42,6 +42,17 @@ class Pointer:
     @property
     def element(self) -> ElementType:
         return ELEMENT_TYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`pointer[index]`, where `bound` gives the values of bound symbols. ahead: bytes from there to what is to be
+    fetched meanwhile, 0 for nothing."""
+
+    pointer: Pointer
+    index: Dim
+    bound: Bound
+    ahead: int = 0
 
 
 @dataclass(slots=True)
@@ -78,11 +89,10 @@ class Memory:
             base = found.text
         return self._at(memory, base, parts[-1][1] if parts else None, constant)
 
-    def _locate(
-        self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound
-    ) -> tuple[str, Dim | None, str, Value | None]:
+    def _locate(self, ctx: Context, place: Place) -> tuple[str, Dim | None, str, Value | None]:
         """(kind, stride, address of lane 0, vector of indices): kind is "one" address, "row" of strided ones, or
         "any"."""
+        pointer, d, bound = place.pointer, place.index, place.bound
         b, memory = self.b, pointer.element.memory
         base = pointer.text
         if pointer.start is not None and ctx.lanes > 1:
@@ -121,10 +131,9 @@ class Memory:
 
     # --- loads
 
-    def load(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, mask: Value | None, ahead: int = 0) -> Value:
-        """`buffer[d]`. ahead: bytes from there to what is to be fetched meanwhile, 0 for nothing."""
-        element = pointer.element
-        kind, stride, address, index = self._locate(ctx, pointer, d, bound)
+    def load(self, ctx: Context, place: Place, mask: Value | None) -> Value:
+        element, ahead = place.pointer.element, place.ahead
+        kind, stride, address, index = self._locate(ctx, place)
         if kind == "one":
             raw = self._load_one(element, address, mask)
         elif kind == "row" and stride in (1, -1):
@@ -158,11 +167,11 @@ class Memory:
         near = locality or (FIRST_LEVEL if ahead <= NEAR else SECOND_LEVEL)
         b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 {to_write}, i32 {near}, i32 1)")
 
-    def fetch_row(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound) -> None:
+    def fetch_row(self, ctx: Context, place: Place) -> None:
         """Brings the line of a vector of elements side by side to the first-level cache; once for vectors that share
         it."""
-        if ctx.offset * pointer.element.size % LINE == 0:
-            kind, stride, address, _ = self._locate(ctx, pointer, d, bound)
+        if ctx.offset * place.pointer.element.size % LINE == 0:
+            kind, stride, address, _ = self._locate(ctx, place)
             if kind == "row" and stride == 1:
                 self._fetch(address, 0)
 
@@ -175,29 +184,27 @@ class Memory:
     def fill_tile(
         self,
         tile: tuple[str, int, Value],
-        pointer: Pointer,
-        source: tuple[Context, Dim, Value],
+        source: tuple[Context, Place, Value],
         count: int,
         last: Value | None,
         mask: Value | None,
-        fetch: bool,
     ) -> None:
         """Turns a square of `count` rows and columns: row k becomes a column of the tile.
 
         tile: (its address, elements from one of its rows to the next, the element where the square begins). source: (a
-        context without lanes, the first element, elements from one row to the next). last: the last row that is there,
-        which stands for those after it; mask: the elements of a row that are. fetch: brings what lies below the square
-        to the second-level cache.
+        context without lanes, the first element, elements from one row to the next; an `ahead` that is not 0 brings
+        what lies below the square to the second-level cache). last: the last row that is there, which stands for those
+        after it; mask: the elements of a row that are.
         """
-        b, element = self.b, pointer.element
         (text, pitch, begin), (ctx, first, stride) = tile, source
-        base = self.address(ctx, pointer, first)
+        b, element = self.b, first.pointer.element
+        base = self.address(ctx, first.pointer, first.index)
         vectors = []
         for k in range(count):
             row = b.const(k, "i64") if last is None else b.intrinsic("smin", b.const(k, "i64"), last)
             address = self._at(element.memory, base, b.op("mul nsw", row, stride), 0) if k else base
             vectors.append(self._load_row(element, address, count, mask))
-            if fetch:
+            if first.ahead:
                 below = self._at(element.memory, address, b.op("mul nsw", b.const(count, "i64"), stride), 0)
                 self._fetch(below, 0, locality=SECOND_LEVEL)
         for row_, value in enumerate(transpose(b, vectors)):
@@ -242,25 +249,14 @@ class Memory:
 
     # --- stores
 
-    def store(
-        self,
-        ctx: Context,
-        pointer: Pointer,
-        d: Dim,
-        bound: Bound,
-        value: Value,
-        mask: Value | None,
-        mode: str,
-        ahead: int = 0,
-    ) -> None:
-        """`buffer[d] = value`, or an accumulation into it (the caller sees to it that no two lanes meet). ahead: as in
-        `load`."""
-        element = pointer.element
+    def store(self, ctx: Context, place: Place, value: Value, mask: Value | None, mode: str) -> None:
+        """Writes `value`, or accumulates it there (the caller sees to it that no two lanes meet)."""
+        element, ahead = place.pointer.element, place.ahead
         if mode != "write":
-            value = self._accumulate(ctx, pointer, d, bound, value, mask, mode)
+            value = self._accumulate(ctx, replace(place, ahead=0), value, mask, mode)
         if element.kind == "bool":
             value = self.b.convert("zext", value, "i8")
-        kind, stride, address, index = self._locate(ctx, pointer, d, bound)
+        kind, stride, address, index = self._locate(ctx, place)
         if ctx.lanes == 1:
             self._store_one(
                 element, address if index is None else self._at(element.memory, address, index, 0), value, mask
@@ -282,15 +278,15 @@ class Memory:
             assert stride is not None
             self._scatter(element, self._row_pointers(ctx, element.memory, address, stride), value, mask)
 
-    def store_pair(self, ctx: Context, pointer: Pointer, d: Dim, low: Value, high: Value, ahead: int = 0) -> bool:
-        """`buffer[d]` of bfloat16 for the context's vector and the one after it, in one store: `low` and `high` are
+    def store_pair(self, ctx: Context, place: Place, low: Value, high: Value) -> bool:
+        """Writes bfloat16 for the context's vector and the one after it, in one store: `low` and `high` are
         float32. Returns False, and writes nothing, where they do not lie side by side.
 
         The upper halves of both, and the lower halves, become one vector each. Rounding to nearest even goes up where
         the lower half is more than 0x8000, or just that below an odd upper half: five instructions, where vectors by
         themselves take seven and a packing."""
         b = self.b
-        kind, stride, address, _ = self._locate(ctx, pointer, d, {})
+        kind, stride, address, _ = self._locate(ctx, place)
         if kind != "row" or stride != 1:
             return False
         count = 2 * ctx.lanes
@@ -313,20 +309,18 @@ class Memory:
         odd = b.op("and", upper, b.const(1, "i16"))
         up = b.compare("icmp ugt", b.op("or", lower, odd), b.const(0x8000, "i16"))
         rounded = b.select(up, b.op("add", upper, b.const(1, "i16")), upper)
-        if ahead:
-            self._fetch(address, ahead, to_write=1)
-        self._store_row(pointer.element, address, rounded, None)
+        if place.ahead:
+            self._fetch(address, place.ahead, to_write=1)
+        self._store_row(place.pointer.element, address, rounded, None)
         return True
 
-    def _accumulate(
-        self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str
-    ) -> Value:
-        b, element = self.b, pointer.element
-        old = self.load(ctx, pointer, d, bound, mask)
+    def _accumulate(self, ctx: Context, place: Place, value: Value, mask: Value | None, mode: str) -> Value:
+        b, element = self.b, place.pointer.element
+        old = self.load(ctx, place, mask)
         if mode != "add":
             return extreme(b, element, mode == "max", old, value)
         if element.kind == "half":
-            raise ValueError(f"accumulation into memory of {pointer.dtype} is not supported")
+            raise ValueError(f"accumulation into memory of {place.pointer.dtype} is not supported")
         return b.op({"float": "fadd", "int": "add", "bool": "or"}[element.kind], old, value)
 
     def _store_one(self, element: ElementType, address: str, value: Value, mask: Value | None) -> None:

@@ -96,27 +96,21 @@ def combine(b: Builder, kind: str, element: ElementType, accumulator: Value, val
     return b.op(_INSTRUCTIONS[kind][element.kind], accumulator, value)
 
 
-def step(
-    b: Builder, reduce: Reduce, state: State, value: Value, position: Value | None, mask: Value | None, ordered: bool
-) -> State:
+def step(b: Builder, reduce: Reduce, state: State, value: Value, position: Value | None, ordered: bool) -> State:
     """The state after `value`. `ordered`: positions grow from step to step, so that an equal value never replaces."""
     lanes = max(state[0].lanes, value.lanes)
     value = b.splat(value, lanes)
     if reduce.local in b.passed_over:
-        new = [b.select(b.compare("fcmp ogt", value, state[0]), value, state[0])]
-    elif position is None:
-        new = [combine(b, reduce.kind, element_of(reduce), state[0], value)]
-    else:
-        position = b.splat(position, lanes)
-        wins = _wins(b, reduce, value, state[0])
-        if not ordered:
-            wins = b.op(
-                "or", wins, b.op("and", _ties(b, reduce, value, state[0]), b.compare("icmp slt", position, state[1]))
-            )
-        new = [b.select(wins, value, state[0]), b.select(wins, position, state[1])]
-    if mask is None:
-        return new
-    return [b.select(mask, after, before) for after, before in zip(new, state)]
+        return [b.select(b.compare("fcmp ogt", value, state[0]), value, state[0])]
+    if position is None:
+        return [combine(b, reduce.kind, element_of(reduce), state[0], value)]
+    position = b.splat(position, lanes)
+    wins = _wins(b, reduce, value, state[0])
+    if not ordered:
+        wins = b.op(
+            "or", wins, b.op("and", _ties(b, reduce, value, state[0]), b.compare("icmp slt", position, state[1]))
+        )
+    return [b.select(wins, value, state[0]), b.select(wins, position, state[1])]
 
 
 def _wins(b: Builder, reduce: Reduce, value: Value, best: Value) -> Value:
@@ -138,8 +132,8 @@ def _ties(b: Builder, reduce: Reduce, value: Value, best: Value) -> Value:
 def merge(b: Builder, reduce: Reduce, first: State, second: State) -> State:
     """The state of both sets of elements."""
     if is_positional(reduce):
-        return step(b, reduce, first, second[0], second[1], None, ordered=False)
-    return step(b, reduce, first, second[0], None, None, ordered=True)
+        return step(b, reduce, first, second[0], second[1], ordered=False)
+    return step(b, reduce, first, second[0], None, ordered=True)
 
 
 def across(b: Builder, reduce: Reduce, state: State) -> Value:
