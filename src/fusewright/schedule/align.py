@@ -159,6 +159,10 @@ def _skip(side: _Side, stride: Dim, extent: Dim, target: Dim) -> None:
 # --- alignment --------------------------------------------------------------------------------------------------------
 
 
+Walk = tuple[tuple[Dim, ...], tuple[Dim, ...]]
+"""(strides, extents) of one access over the axes of its nest."""
+
+
 def align(left: Shape, right: Shape, link: Link) -> tuple[Recipe, Recipe] | None:
     """Recipes that give both groups the same outer axes, matched through `link`.
 
@@ -168,20 +172,13 @@ def align(left: Shape, right: Shape, link: Link) -> tuple[Recipe, Recipe] | None
     """
     (nest_a, access_a), (nest_b, access_b) = link.left, link.right
     strides_a, strides_b = nest_a.table[access_a.index][1], nest_b.table[access_b.index][1]
-    return _align(left, right, strides_a, nest_a.extents, strides_b, nest_b.extents, link.dependency)
+    return _align(left, right, (strides_a, nest_a.extents), (strides_b, nest_b.extents), link.dependency)
 
 
 @lru_cache(maxsize=1 << 12)
-def _align(
-    left: Shape,
-    right: Shape,
-    strides_a: tuple[Dim, ...],
-    extents_a: tuple[Dim, ...],
-    strides_b: tuple[Dim, ...],
-    extents_b: tuple[Dim, ...],
-    dependency: bool,
-) -> tuple[Recipe, Recipe] | None:
-    side_a, side_b, pairs = refine(strides_of((0, strides_a), extents_a, 0), strides_of((0, strides_b), extents_b, 0))
+def _align(left: Shape, right: Shape, access_a: Walk, access_b: Walk, dependency: bool) -> tuple[Recipe, Recipe] | None:
+    sides = (strides_of((0, strides), extents, 0) for strides, extents in (access_a, access_b))
+    side_a, side_b, pairs = refine(*sides)
     parts_a, parts_b = _parts(left.outer, side_a), _parts(right.outer, side_b)
     to_b: dict[Part, Part] = {}
     for part_a, part_b in pairs:

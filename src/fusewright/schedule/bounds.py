@@ -145,18 +145,15 @@ class _Checker:
         for size, stride in zip(ref.shape, ref.stride):
             last = last + (size - 1) * stride
         runs = tuple(size - 1 for size in ref.shape if not isinstance(size, int))
-        self.access(where, ref.buffer, ref.offset, self.room(ref.buffer), (runs,), above=False)
-        self.access(where, ref.buffer, last, self.room(ref.buffer), (runs,), below=False)
+        room = self.room(ref.buffer)
+        self.accesses += 2
+        self.require(ref.offset, (runs,), where, ref.buffer, ref.offset, room)
+        self.require(room - 1 - last, (runs,), where, ref.buffer, last, room)
 
-    def access(
-        self, where: str, buffer: str, index: Dim, room: Dim, cases: Cases, below: bool = True, above: bool = True
-    ) -> None:
-        """`below`, `above`: which end of the buffer is asked about."""
+    def access(self, where: str, buffer: str, index: Dim, room: Dim, cases: Cases) -> None:
         self.accesses += 1
-        if below:
-            self.require(index, cases, where, buffer, index, room)
-        if above:
-            self.require(room - 1 - index, cases, where, buffer, index, room)
+        self.require(index, cases, where, buffer, index, room)
+        self.require(room - 1 - index, cases, where, buffer, index, room)
 
     def require(self, d: Dim, cases: Cases, where: str, buffer: str, index: Dim, room: Dim) -> None:
         if is_at_least_zero(d):

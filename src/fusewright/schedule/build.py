@@ -184,11 +184,16 @@ class _Emitter:
             stores = [access for access in nest.accesses if access.store]
             for store, access in zip(operation.stores, stores):
                 bindings, index = rewriter.bindings(store.bindings, dim(store.index))
-                self._store(number, nest, access, index, rewriter.visit(store.value), store.mode, bindings)
+                value = rewriter.visit(store.value)
+                self._store(number, nest, access, Store(access.buffer, index, value, store.mode, bindings))
             return
         stores = [access for access in nest.accesses if access.store]
+
+        def finish(access: Access, value: Expression) -> None:
+            self._store(number, nest, access, Store(access.buffer, dim(operation.index), value))
+
         if unit.role == "finish":
-            self._store(number, nest, stores[0], dim(operation.index), rewriter.visit(operation.finish), "write", ())
+            finish(stores[0], rewriter.visit(operation.finish))
             return
         name = f"r{self.accumulators}"
         self.accumulators += 1
@@ -203,11 +208,9 @@ class _Emitter:
             return
         position = f"{name}_position" if operation.position_buffer is not None else None
         items.append(ScanStep(name, operation.kind, value, position))
-        self._store(number, nest, stores[0], dim(operation.index), rewriter.visit(operation.finish), "write", ())
+        finish(stores[0], rewriter.visit(operation.finish))
         if position is not None:
-            self._store(
-                number, nest, stores[1], dim(operation.index), ir.local_value(position, torch.int64), "write", ()
-            )
+            finish(stores[1], ir.local_value(position, torch.int64))
 
     def _bind(self, old: Expr, value: Expression) -> Expr:
         assert isinstance(old, Symbol)
@@ -217,20 +220,12 @@ class _Emitter:
             found = self.bound[key] = symbol(f"j{len(self.bound)}", old.lower, old.upper)
         return found
 
-    def _store(
-        self,
-        stage: int,
-        nest: Nest,
-        access: Access,
-        index: Dim,
-        value: Expression,
-        mode: str,
-        bindings: tuple[tuple[Expr, Expression], ...],
-    ) -> None:
+    def _store(self, stage: int, nest: Nest, access: Access, store: Store) -> None:
+        """`store`: rewritten for the group's loops."""
         # so that a forwarded value is rounded as a stored one
-        value = ir.cast(value, self.buffers[access.buffer].dtype)
-        item = _Stored(access.buffer, access, nest, stage, index, value, mode, bindings)
-        item.to_memory = access.buffer not in self.internal or mode != "write"
+        value = ir.cast(store.value, self.buffers[store.buffer].dtype)
+        item = _Stored(store.buffer, access, nest, stage, store.index, value, store.mode, store.bindings)
+        item.to_memory = store.buffer not in self.internal or store.mode != "write"
         if isinstance(value, (LocalValue, Constant)):
             item.forward = value
         self.items[stage].append(item)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from fusewright import _native
 from fusewright.base.records import dataclass, field
@@ -126,6 +126,18 @@ class GuardProgram(_native.GuardProgram):
         return guard, failure_text(guard, locals, function, self._symbols) if guard is not None else "a guard fails"
 
 
+class _Row(NamedTuple):
+    """An instruction but for its code; what each field means to a code is said in guard_code.h."""
+
+    slot: int = 0
+    base: int = 0
+    arg: int = 0
+    skip: int = 0
+    optional: bool = False
+    value: object = None
+    detail: object = None
+
+
 @dataclass(slots=True)
 class _Node:
     """One distinct source: its parent, its children, the guards on it, and (once emitted) its slot."""
@@ -234,21 +246,9 @@ class _Builder:
 
     # --- emission ---
 
-    def emit(
-        self,
-        op: str,
-        *,
-        slot: int = 0,
-        base: int = 0,
-        arg: int = 0,
-        skip: int = 0,
-        optional: bool = False,
-        value: object = None,
-        detail: object = None,
-        guard: Guard | None = None,
-        source: Source | None = None,
-    ) -> int:
-        self.instructions.append((_OP[op], slot, base, arg, skip, optional, value, detail))
+    def emit(self, op: str, row: _Row, guard: Guard | None = None, source: Source | None = None) -> int:
+        """guard, source: what to name where the instruction fails."""
+        self.instructions.append((_OP[op], *row))
         self.blame.append((guard, source))
         return len(self.instructions) - 1
 
@@ -281,7 +281,7 @@ class _Builder:
         for node in list(self.by_key.values()):
             for guard in node.guards:
                 if guard.kind == "CALL" and not isinstance(guard.source, FunctionSource):
-                    self.emit("CALL", slot=node.slot, base=self.slots, value=guard.value, guard=guard)
+                    self.emit("CALL", _Row(node.slot, self.slots, value=guard.value), guard)
 
     def weigh(self) -> None:
         """How many nodes and guards there are from each node down."""
@@ -298,9 +298,9 @@ class _Builder:
         ]
         if questions:
             slot = self.new_slot()
-            self.emit("FUNCTION", slot=slot)
+            self.emit("FUNCTION", _Row(slot))
             for guard in questions:
-                self.emit("CALL", slot=slot, base=self.slots, value=guard.value, guard=guard)
+                self.emit("CALL", _Row(slot, self.slots, value=guard.value), guard)
 
     def emit_tree(self, node: _Node) -> None:
         self.emit_source(node)
@@ -316,7 +316,7 @@ class _Builder:
         of_dict = [guard for guard in guards if guard.kind in _OF_DICT] if is_dict else []
         checked: set[int] = set()  # ids of guards
         if in_dict or of_dict:
-            block = self.emit("BLOCK", base=node.slot, arg=self.builtins_slot if node.source is None else -1)
+            block = self.emit("BLOCK", _Row(base=node.slot, arg=self.builtins_slot if node.source is None else -1))
             for guard in of_dict:
                 self.emit_guard(node, guard)
             for child in in_dict:
@@ -325,7 +325,7 @@ class _Builder:
                 if fixed:
                     self.emit_guards(child, fixed)
                     checked.update(map(id, fixed))
-            self.patch_skip(block, self.emit("BLOCK_END", skip=block) + 1)
+            self.patch_skip(block, self.emit("BLOCK_END", _Row(skip=block)) + 1)
         for child in children:
             if child.slot < 0:
                 self.emit_tree(child)
@@ -339,9 +339,9 @@ class _Builder:
         source, base = node.source, node.parent.slot if node.parent is not None else 0
         if source is None:
             node.slot = self.new_slot()
-            self.emit("GLOBALS", slot=node.slot)
+            self.emit("GLOBALS", _Row(node.slot))
             self.builtins_slot = self.new_slot()
-            self.emit("BUILTINS", slot=self.builtins_slot)
+            self.emit("BUILTINS", _Row(self.builtins_slot))
             return
         op, arg, value = _source_instruction(source, node.parent, self.builtins_slot)
         node.slot = self.slots
@@ -374,7 +374,8 @@ class _Builder:
     def emit_state(self, guard: Guard) -> None:
         assert isinstance(guard.value, GlobalState)
         native = native_state(guard.value)
-        self.emit("STATE", base=self.slots, arg=int(native is not None), value=guard.value, detail=native, guard=guard)
+        row = _Row(base=self.slots, arg=int(native is not None), value=guard.value, detail=native)
+        self.emit("STATE", row, guard)
 
     def emit_type_attributes(self) -> None:
         by_type: dict[type, list[Guard]] = {}
@@ -382,31 +383,26 @@ class _Builder:
             if guard.kind == "TYPE_ATTRIBUTE":
                 by_type.setdefault(guard.value[0], []).append(guard)  # type: ignore[index]
         for cls, guards in by_type.items():
-            block = self.emit("TYPE_BLOCK", value=cls)
+            block = self.emit("TYPE_BLOCK", _Row(value=cls))
             for guard in guards:
                 _, name, wanted = cast("tuple[type, str, object]", guard.value)
                 value = (cls, name) if isinstance(wanted, Missing) else (cls, name, wanted)
-                self.emit(
-                    "TYPE_ATTRIBUTE",
-                    arg=int(name == "__mro__"),
-                    skip=block if guard is guards[-1] else -1,
-                    value=value,
-                    guard=guard,
-                )
+                last = block if guard is guards[-1] else -1
+                self.emit("TYPE_ATTRIBUTE", _Row(arg=int(name == "__mro__"), skip=last, value=value), guard)
             self.patch_skip(block, len(self.instructions))
 
     def emit_of_several(self, guard: Guard) -> None:
         if guard.kind == "SIZE":
             tree, symbols = relation_of(guard, self.symbols)
             places = {name: self.int_slot(symbols[name], guard) for name in symbols_in(tree)}
-            self.emit("SIZE", detail=tuple(_postfix(tree, places)), guard=guard)
+            self.emit("SIZE", _Row(detail=tuple(_postfix(tree, places))), guard)
             return
         nodes = [self.node(source) for source in self.sources_of(guard)]
         if guard.kind == "SAME":
-            self.emit("SAME", slot=nodes[0].slot, base=nodes[1].slot, guard=guard)
+            self.emit("SAME", _Row(nodes[0].slot, nodes[1].slot), guard)
             return
         fallback = storages_are_apart if guard.kind == "NO_OVERLAP" else None
-        self.emit(guard.kind, detail=tuple(node.slot for node in nodes), value=fallback, guard=guard)
+        self.emit(guard.kind, _Row(value=fallback, detail=tuple(node.slot for node in nodes)), guard)
 
     def emit_extent_guard(self, guard: Guard) -> None:
         """A guard on a tensor's size or stride as such."""
@@ -415,9 +411,8 @@ class _Builder:
         if guard.kind != "EQUALS" or type(guard.value) is not int:
             raise ValueError(f"a guard of kind {guard.kind} cannot look at {guard.source.text()}")
         place = self.int_slot(guard.source, guard)
-        self.emit(
-            "SIZE", detail=(_RELATION["SYM"], place, _RELATION["CONST"], guard.value, _RELATION["EQ"]), guard=guard
-        )
+        equal = (_RELATION["SYM"], place, _RELATION["CONST"], guard.value, _RELATION["EQ"])
+        self.emit("SIZE", _Row(detail=equal), guard)
 
     def int_slot(self, source: Source, guard: Guard | None) -> int:
         """The number of the int64 that holds a size, a stride or the value of a Python int; read where it is first
@@ -429,7 +424,7 @@ class _Builder:
         if place is None:
             place = self.int_slots[key] = len(self.int_slots)
             native = any(guard.kind == "TENSOR" for guard in node.guards)
-            self.emit(op, slot=place, base=node.slot, arg=dim, optional=native, guard=guard, source=source)
+            self.emit(op, _Row(place, node.slot, dim, optional=native), guard, source)
         return place
 
 

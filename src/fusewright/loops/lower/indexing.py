@@ -220,13 +220,13 @@ def scattered(
     call: Call,
     target: Value,
     shape: Sequence[Dim],
-    place: Sequence[Dim],
+    where: tuple[Sequence[Dim], ex.Bindings],
     value: ir.Expression,
-    bindings: ex.Bindings,
     mode: Any = "write",
 ) -> Value:
-    """A copy of `target` into which `value` is stored at `place`, for every point of a loop nest over `shape`."""
-    low = call.lowering
+    """A copy of `target` into which `value` is stored at a place (its index, with bindings) for every point of a loop
+    nest over `shape`."""
+    low, (place, bindings) = call.lowering, where
     if mode == "add" and target.dtype in ex.HALF:
         raise Fallback("accumulation in half precision")
     on_gpu = target.type.device.type == "cuda"
@@ -256,13 +256,13 @@ def index_put(
     advanced = Advanced(low, self.shape, indices)
     shape = advanced.result_shape
     symbols = axis_symbols(shape)
-    place, bindings = advanced.place(symbols)
     if values.ndim > len(shape):
         raise Fallback("values of more dimensions than the place they go to")
+    where = advanced.place(symbols)
     value = low.read(values, low.broadcast(values, shape, symbols), ex.compute_dtype(self.dtype))
     if accumulate and self.dtype is torch.bool:
         raise Fallback("accumulation of bools")
-    return scattered(call, self, shape, place, value, bindings, "add" if accumulate else "write")
+    return scattered(call, self, shape, where, value, "add" if accumulate else "write")
 
 
 def masked_put(call: Call, self: Value, mask: Value, values: Value, accumulate: bool) -> Value:
@@ -286,7 +286,7 @@ def scatter_along(call: Call, self: Value, dim: int, index: Value, value: Any, m
     place[dim], bindings = indirect(low, index, symbols, self.shape[dim])
     dtype = ex.compute_dtype(self.dtype)
     stored = low.read(value, symbols, dtype) if isinstance(value, Value) else number(value, dtype, self.dtype)
-    return scattered(call, self, index.shape, place, stored, bindings, mode)
+    return scattered(call, self, index.shape, (place, bindings), stored, mode)
 
 
 @lowers("scatter.src", "scatter.value")
@@ -313,8 +313,8 @@ def scatter_reduce(
 
 def along_dim(
     call: Call, self: Value, dim: int, index: Value, wrap: bool = False
-) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], ex.Bindings]:
-    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place,
+) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[list[Dim], ex.Bindings]]:
+    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place with
     bindings). `wrap`: negative indices count from the end."""
     if self.ndim == 0 or index.ndim == 0:
         raise Fallback("an index into a scalar")
@@ -322,15 +322,15 @@ def along_dim(
     symbols = axis_symbols(shape)
     place = list(symbols)
     place[dim], bindings = indirect(call.lowering, index, (symbols[dim],), self.shape[dim], wrap)
-    return shape, symbols, place, bindings
+    return shape, symbols, (place, bindings)
 
 
 @lowers("index_copy")
 def index_copy(call: Call, self: Value, dim: int, index: Value, source: Value) -> Value:
     dim = normalize_dim(dim, self.ndim)
-    shape, symbols, place, bindings = along_dim(call, self, dim, index)
+    shape, symbols, where = along_dim(call, self, dim, index)
     value = call.lowering.read(source, symbols, ex.compute_dtype(self.dtype))
-    return scattered(call, self, shape, place, value, bindings)
+    return scattered(call, self, shape, where, value)
 
 
 @lowers("index_add")
@@ -338,11 +338,11 @@ def index_add(call: Call, self: Value, dim: int, index: Value, source: Value, *,
     if self.dtype is torch.bool:
         raise Fallback("accumulation of bools")
     dim = normalize_dim(dim, self.ndim)
-    shape, symbols, place, bindings = along_dim(call, self, dim, index)
+    shape, symbols, where = along_dim(call, self, dim, index)
     value = call.lowering.read(source, symbols, ex.compute_dtype(self.dtype))
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         value = ex.mul(value, alpha)
-    return scattered(call, self, shape, place, value, bindings, "add")
+    return scattered(call, self, shape, where, value, "add")
 
 
 @lowers("embedding_dense_backward")
@@ -359,13 +359,13 @@ def embedding_backward(
         index = low.read(indices, symbols[:-1], torch.int64)
         value = ex.where(ex.eq(index, padding), 0, value)
     zeros = Value(call.type, ir.constant(0, call.type.dtype), low.locations)
-    return scattered(call, zeros, gradient.shape, [row, symbols[-1]], value, bindings, "add")
+    return scattered(call, zeros, gradient.shape, ([row, symbols[-1]], bindings), value, "add")
 
 
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
     dim = normalize_dim(dim, self.ndim)
-    shape, _, place, bindings = along_dim(call, self, dim, index, wrap=True)
+    shape, _, where = along_dim(call, self, dim, index, wrap=True)
     dtype = ex.compute_dtype(self.dtype)
     stored = call.lowering.read(value, (), dtype) if isinstance(value, Value) else number(value, dtype, self.dtype)
-    return scattered(call, self, shape, place, stored, bindings)
+    return scattered(call, self, shape, where, stored)

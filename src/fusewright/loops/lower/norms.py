@@ -100,7 +100,7 @@ def layer_norm_backward(
     results: list[Value | None] = [None, None, None]
     if output_mask[0]:
         d = scaled(g, over(low, weight, space, working), None)
-        results[0] = low.value(call.type[0], normalized_gradient(low, input, space, working, d, n, r))
+        results[0] = low.value(call.type[0], normalized_gradient(low, input, space, d, n, r))
     outer = Space(space.symbols, space.shape, tuple(k for k in range(input.ndim) if k not in space.dims))
     for position, expression in ((1, ex.mul(g, n)), (2, g)):
         if output_mask[position]:
@@ -109,10 +109,10 @@ def layer_norm_backward(
 
 
 def normalized_gradient(
-    low: Lowering, like: Value, space: Space, working: torch.dtype, d: Expression, n: Expression, rstd: Expression
+    low: Lowering, like: Value, space: Space, d: Expression, n: Expression, rstd: Expression
 ) -> Expression:
     """rstd * (d - mean(d) - n * mean(d * n)), the means over the reduced dimensions of `space`."""
-    kept = space.kept(True)
+    kept, working = space.kept(True), ex.compute_dtype(like.dtype)
     average = ex.div(ex.accumulator(working), ex.index_as(space.count, working))
     mean_d = reduce_kept(low, "sum", space, d, like, average)
     mean_dn = reduce_kept(low, "sum", space, ex.mul(d, n), like, average)
@@ -236,7 +236,7 @@ def group_norm_backward(
     if output_mask[0]:
         channel = space.symbols[1] * members + space.symbols[2]
         d = g if weight is None else ex.mul(g, low.read(weight, (channel if not is_one(C) else 0,), working))
-        whole = low.make(shape, normalized_gradient(low, cells, space, working, d, n, r), input.type, input.dtype)
+        whole = low.make(shape, normalized_gradient(low, cells, space, d, n, r), input.type, input.dtype)
         axes = axis_symbols(input.shape)
         results[0] = low.value(call.type[0], low.at(whole, reshape_indices(shape, input.shape, axes)))
     outer = space_of(cells, (0, 3))
@@ -258,16 +258,10 @@ def channels(value: Value) -> Space:
 
 
 def normalize_channels(
-    low: Lowering,
-    input: Value,
-    mean: Expression,
-    rstd: Expression,
-    weight: Value | None,
-    bias: Value | None,
-    working: torch.dtype,
+    low: Lowering, input: Value, mean: Expression, rstd: Expression, weight: Value | None, bias: Value | None
 ) -> Expression:
     """x * alpha + beta with alpha = rstd * w and beta = b - mean * alpha, which depend on the channel alone."""
-    space = space_of(input, ())
+    space, working = space_of(input, ()), ex.compute_dtype(input.dtype)
     scale = scaled(rstd, over(low, weight, space, working, (1,)), None)
     shift = ex.neg(ex.mul(mean, scale))
     offset = over(low, bias, space, working, (1,))
@@ -277,16 +271,17 @@ def normalize_channels(
 
 
 def inference(
-    call: Call, input: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float
+    low: Lowering, input: Value, weight: Value | None, bias: Value | None, statistics: tuple[Value, Value], eps: float
 ) -> Expression:
-    low = call.lowering
+    """statistics: mean and variance of each channel."""
+    mean, var = statistics
     working = ex.compute_dtype(input.dtype)
     space = space_of(input, ())
     average = over(low, mean, space, working, (1,))
     spread = over(low, var, space, working, (1,))
     assert average is not None and spread is not None
     rstd = ex.div(ir.constant(1, working), ex.sqrt(ex.add(spread, float(eps))))
-    return normalize_channels(low, input, average, rstd, weight, bias, working)
+    return normalize_channels(low, input, average, rstd, weight, bias)
 
 
 def inference_statistics(call: Call, input: Value, mean: Value, var: Value, eps: float) -> list[Value]:
@@ -315,7 +310,7 @@ def batch_norm_inference(
     eps: float,
 ) -> tuple[Value, ...]:
     saved = inference_statistics(call, input, running_mean, running_var, eps)
-    result = inference(call, input, weight, bias, running_mean, running_var, eps)
+    result = inference(call.lowering, input, weight, bias, (running_mean, running_var), eps)
     return (call.lowering.value(call.type[0], result), *saved)
 
 
@@ -336,16 +331,16 @@ def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | Non
     if not training:
         saved = inference_statistics(call, input, *running, eps)  # type: ignore[call-arg]
         return (
-            call.lowering.value(call.type[0], inference(call, input, weight, bias, *running, eps)),  # type: ignore
+            call.lowering.value(call.type[0], inference(call.lowering, input, weight, bias, running, eps)),  # type: ignore
             *saved,
         )
     if input.ndim < 2:
         raise Fallback("a batch without channels")
-    outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
+    outputs, average, squares = training_statistics(call, input, weight, bias, eps)
     if any(value is not None for value in running):
         if not all(value in call.written for value in running):
             raise Fallback("running statistics that are updated behind the graph's back")
-        updates = updated_statistics(call.lowering, input, running, average, squares, space, momentum)
+        updates = updated_statistics(call.lowering, input, running, average, squares, momentum)
         for value, expression in zip(running, updates):
             value.expression = expression
     return outputs
@@ -353,8 +348,8 @@ def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | Non
 
 def training_statistics(
     call: Call, input: Value, weight: Value | None, bias: Value | None, eps: float
-) -> tuple[tuple[Value, Value, Value], Value, Value, Space]:
-    """((result, mean, rstd), mean and sum of squares with dimensions kept, the space)."""
+) -> tuple[tuple[Value, Value, Value], Value, Value]:
+    """((result, mean, rstd), mean and sum of squares with dimensions kept)."""
     low = call.lowering
     out_type, mean_type, rstd_type = call.type[:3]
     space = channels(input)
@@ -365,14 +360,14 @@ def training_statistics(
     root = ex.sqrt(ex.add(ex.div(squares.expression, count), float(eps)))
     rstd = low.make(average.shape, ex.div(ir.constant(1, working), root), input.type)
     low.realize(rstd)
-    result = normalize_channels(low, input, low.at(average, kept), low.at(rstd, kept), weight, bias, working)
+    result = normalize_channels(low, input, low.at(average, kept), low.at(rstd, kept), weight, bias)
     axes = channel_place(mean_type, input.ndim)
     outputs = (
         low.value(out_type, result),
         low.value(mean_type, low.at(average, axes)),
         low.value(rstd_type, low.at(rstd, axes)),
     )
-    return outputs, average, squares, space
+    return outputs, average, squares
 
 
 def channel_place(type_: TensorType, ndim: int) -> tuple[Dim, ...]:
@@ -396,22 +391,22 @@ def batch_norm_functional(
     low = call.lowering
     if not training:
         saved = inference_statistics(call, input, running_mean, running_var, eps)
-        result = low.value(call.type[0], inference(call, input, weight, bias, running_mean, running_var, eps))
+        result = low.value(call.type[0], inference(low, input, weight, bias, (running_mean, running_var), eps))
         unchanged = [
             low.value(value.type, low.at(value, axis_symbols(value.shape))) for value in (running_mean, running_var)
         ]
         return (result, *saved, *unchanged)
-    outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
-    updates = updated_statistics(low, input, (running_mean, running_var), average, squares, space, momentum)
+    outputs, average, squares = training_statistics(call, input, weight, bias, eps)
+    updates = updated_statistics(low, input, (running_mean, running_var), average, squares, momentum)
     return (*outputs, *(low.value(type_, expression) for type_, expression in zip(call.type[3:], updates)))
 
 
 def updated_statistics(
-    low: Lowering, input: Value, running: Sequence[Value], average: Value, squares: Value, space: Space, momentum: float
+    low: Lowering, input: Value, running: Sequence[Value], average: Value, squares: Value, momentum: float
 ) -> list[Expression]:
     """The running mean and (unbiased) variance after this batch: momentum * new + (1 - momentum) * old."""
     working = ex.compute_dtype(input.dtype)
-    unbiased = ex.sub(ex.index_as(space.count, working), 1)
+    unbiased = ex.sub(ex.index_as(channels(input).count, working), 1)
     updates = []
     for value, total, divisor in ((running[0], average, None), (running[1], squares, unbiased)):
         fresh = low.at(total, channel_place(value.type, input.ndim))

@@ -33,20 +33,21 @@ def with_dense_mask(recorder: Recorder, call: Callable[..., Any], args: tuple[An
 
 
 def _multi_head(
-    x: Any, width: int, heads: int, qkv_weight: Any, qkv_bias: Any, out_weight: Any, out_bias: Any, mask: Any,
-    mask_type: Any,
-    weights: bool, average: bool,
-) -> Any:  # fmt: skip
-    """Attention of `x` to itself. mask_type: 0 (query, key), 1 (batch, key), 2 (batch, head, query, key); where `mask`
-    is not zero, a key is left out; a query without keys gives NaN (`scaled_dot_product_attention` gives zeros)."""
-    size = width // heads
-    q, k, v = F.linear(x, qkv_weight, qkv_bias).unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4).unbind()
+    x: Any, heads: int, qkv: tuple[Any, Any], out: tuple[Any, Any], mask: tuple[Any, Any], average: bool | None
+) -> Any:
+    """(attention of `x` to itself, the weights). qkv, out: (weight, bias). mask: (tensor, type); type 0 is (query,
+    key), 1 (batch, key), 2 (batch, head, query, key); where the tensor is not zero, a key is left out; a query without
+    keys gives NaN (`scaled_dot_product_attention` gives zeros). average: of the weights over heads; None: no
+    weights."""
+    tensor, kind = mask
+    size = out[0].shape[0] // heads
+    q, k, v = F.linear(x, *qkv).unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4).unbind()
     kept = shares = None
-    if mask is not None:
-        kept = mask == 0
-        if mask_type == 1:
+    if tensor is not None:
+        kept = tensor == 0
+        if kind == 1:
             kept = kept[:, None, None, :]
-    if weights:
+    if average is not None:
         scores = (q / math.sqrt(size)) @ k.transpose(-2, -1)
         shares = (scores if kept is None else scores.masked_fill(~kept, -math.inf)).softmax(-1)
         attended = shares @ v
@@ -56,7 +57,7 @@ def _multi_head(
         attended = F.scaled_dot_product_attention(q, k, v, kept)
         if kept is not None:
             attended = attended.masked_fill(~kept.any(-1, keepdim=True), math.nan)
-    return F.linear(attended.transpose(1, 2).flatten(2), out_weight, out_bias), shares
+    return F.linear(attended.transpose(1, 2).flatten(2), *out), shares
 
 
 def native_multi_head_attention(
@@ -66,19 +67,9 @@ def native_multi_head_attention(
 ) -> Any:  # fmt: skip
     """torch._native_multi_head_attention of one tensor (nn.MultiheadAttention calls it with query, key and value the
     same)."""
-    return _multi_head(
-        query,
-        embed_dim,
-        num_head,
-        qkv_weight,
-        qkv_bias,
-        proj_weight,
-        proj_bias,
-        mask,
-        mask_type,
-        need_weights,
-        average_attn_weights,
-    )
+    average = average_attn_weights if need_weights else None
+    qkv, out = (qkv_weight, qkv_bias), (proj_weight, proj_bias)
+    return _multi_head(query, num_head, qkv, out, (mask, mask_type), average)
 
 
 def transformer_encoder_layer(
@@ -90,12 +81,8 @@ def transformer_encoder_layer(
 ) -> Any:  # fmt: skip
     """torch._transformer_encoder_layer_fwd of a dense tensor."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
-    x = (
-        src
-        + _multi_head(
-            x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, mask_type, False, False
-        )[0]
-    )
+    qkv, out = (qkv_weight, qkv_bias), (proj_weight, proj_bias)
+    x = src + _multi_head(x, num_heads, qkv, out, (mask, mask_type), None)[0]
     if not norm_first:
         x = F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
     y = F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps) if norm_first else x

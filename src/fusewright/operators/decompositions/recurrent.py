@@ -26,29 +26,17 @@ _KINDS = {"gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_re
 
 
 def _run(
-    input: torch.Tensor,
-    state: torch.Tensor,
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-    kind: str,
+    input: torch.Tensor, state: torch.Tensor, params: Sequence[torch.Tensor], *how: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    has_biases, num_layers, bidirectional, batch_first, kind = how
     made = _KINDS[kind](input, state, list(params), has_biases, num_layers, 0.0, False, bidirectional, batch_first)
     return made[0], made[1]
 
 
 def _shapes(
-    input: torch.Tensor,
-    state: torch.Tensor,
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-    kind: str,
+    input: torch.Tensor, state: torch.Tensor, params: Sequence[torch.Tensor], *how: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    _, _, bidirectional, batch_first, _ = how
     length, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]
     outputs = input.new_empty((length, batch, state.shape[2] * (2 if bidirectional else 1)))
     return outputs.transpose(0, 1) if batch_first else outputs, input.new_empty(state.shape)
