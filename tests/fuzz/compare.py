@@ -92,13 +92,14 @@ class Walk:
             yield Leaf(path, (("class", name),))
 
     def tensor(self, value: torch.Tensor, path: str, depth: int) -> Iterator[Leaf]:
+        leaf = _said(lambda: value.is_leaf)
         facts: list[tuple[str, Any]] = [
             ("class", type(value).__name__),
             ("dtype", value.dtype),
             ("shape", tuple(value.shape)),
             ("layout", value.layout),
             ("requires_grad", value.requires_grad),
-            ("leaf", _said(lambda: value.is_leaf)),
+            ("leaf", leaf),
             ("inference", value.is_inference()),
         ]
         if value.layout == torch.strided:
@@ -112,9 +113,9 @@ class Walk:
                 else value.to_dense()
             )
         yield Leaf(path, tuple(facts), held)
-        if value.is_leaf and not value.is_inference() and value.grad is not None:
+        if leaf is True and not value.is_inference() and value.grad is not None:
             yield from self.leaves(value.grad, f"{path}.grad", depth + 1)
-        elif value.is_leaf and value.requires_grad:
+        elif leaf is True and value.requires_grad:
             yield Leaf(f"{path}.grad", (("class", "none"),))
 
     def memory(self, value: torch.Tensor) -> tuple[int, int] | None:

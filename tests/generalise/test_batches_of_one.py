@@ -292,3 +292,27 @@ def test_the_proof_is_needed() -> None:
         for one in (program, asked_twice, reads_strides, shared, doubled_part, compared):
             check(one, fusewright.compile(one, dynamic=True), grid(1, 7))
     assert shown == [False] * 6
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], object]] = {
+    "size of what loses a dimension": lambda x: torch.randn(x.squeeze().shape[1]),
+    "as many as elements of it": lambda x: torch.rand_like(x.squeeze()[0]),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_that_nobody_reads(name: str) -> None:
+    """The generator moves on by as much as in eager, though what is drawn is in no result."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        DRAWS[name](x)
+        return x + 1
+
+    compiled = fusewright.compile(program, dynamic=True)
+    for shape in ((1, 3, 4), (1, 3, 5), (2, 3, 5), (1, 7, 5)):
+        x, after = torch.rand(shape), []
+        for one in (program, compiled):
+            torch.manual_seed(0)
+            one(x)
+            after.append(torch.get_rng_state())
+        assert torch.equal(*after), shape

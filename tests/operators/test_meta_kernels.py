@@ -6,6 +6,7 @@ and of a spread of the others; `pytest -m sweep` watches all.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections import Counter
@@ -91,7 +92,7 @@ class Watch(TorchDispatchMode):
                 want.device,
             )
             if not same or not same_strides(said, want):  # type: ignore[arg-type]
-                self.wrong.append(f"{func}: said {said}, is {want} with strides {want.stride}")
+                self.wrong.append(f"{func}: said {said} with strides {said and said.stride}, is {want} with {want.stride}")
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +123,60 @@ def test_corrected_operators(name: str) -> None:
                 watch(op, dtype, 8, seen)
     assert not seen.wrong
     assert any(op in CORRECTIONS or op in RULES for op in seen.seen) or name == "histogram"
+
+
+def relaid(value: object, how: str) -> object:
+    """A tensor of the same shape in another layout."""
+    if not isinstance(value, torch.Tensor) or not value.ndim or value.layout != torch.strided or value.is_quantized:
+        return value
+    plain = value.detach()
+    if how == "reversed":
+        made = plain.permute(*reversed(range(plain.ndim))).contiguous().permute(*reversed(range(plain.ndim)))
+    elif how == "last first":
+        made = plain.movedim(0, -1).contiguous().movedim(-1, 0)
+    elif how == "first last":  # (channels last, where there is no batch)
+        made = plain.movedim(min(1, plain.ndim - 1), -1).contiguous().movedim(-1, min(1, plain.ndim - 1))
+    elif how == "gaps":
+        made = plain.repeat_interleave(2, -1)[..., ::2]
+    else:
+        made = plain.narrow(0, 0, min(1, plain.shape[0])).expand(plain.shape)
+    return made.requires_grad_(value.requires_grad)
+
+
+def watch_relaid(op: object, dtype: torch.dtype, limit: int, into: Watch) -> None:
+    for form, how in itertools.product(("function", "gradient"), ("reversed", "last first", "first last", "gaps", "expanded")):
+        for case in operator_cases(op, dtype, form, limit) if supports(op, dtype, form) else ():
+            args, kwargs = pytree.tree_map(lambda value: relaid(value, how), (case.args, case.kwargs))
+            with contextlib.suppress(*REFUSED), warnings.catch_warnings(), into:  # eager's own: not every layout will do
+                warnings.simplefilter("ignore")
+                case.make(lambda function: function)(*args, **kwargs)
+
+
+REFUSED = (RuntimeError, ValueError, NotImplementedError)
+RELAID = """
+angle pow ldexp normal nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.mse_loss nn.functional.pad.reflect
+nn.functional.pad.replicate nn.functional.max_pool3d nn.functional.binary_cross_entropy nn.functional.soft_margin_loss
+""".split()
+
+
+@pytest.mark.parametrize("name", RELAID)
+def test_operators_over_other_layouts(name: str) -> None:
+    seen = Watch()
+    for op in op_db:
+        if name in (op.name, operator_name(op)):
+            for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+                watch_relaid(op, dtype, 3, seen)
+    assert not seen.wrong
+    assert seen.seen
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("op", op_db, ids=operator_name)
+def test_every_operator_over_other_layouts(op: object) -> None:
+    seen = Watch()
+    for dtype in (torch.float32, torch.int64, torch.complex64):
+        watch_relaid(op, dtype, 6, seen)
+    assert not seen.wrong
 
 
 LAYOUTS = {
@@ -166,7 +221,8 @@ def test_corrections_hold_over_symbolic_sizes(op: Callable[..., torch.Tensor], d
         return op(y, x.flatten()) if op is torch.isin else op(x.max(), y)
 
     compiled = fusewright.compile(function, dynamic=dynamic)
-    for y in (torch.rand(3, 3), torch.rand(5, 8).t(), torch.rand(9, 4)[::2], torch.rand(4, 1).expand(4, 3)):
+    overlapping = torch.rand(12).as_strided((3, 8), (1, 1))
+    for y in (torch.rand(3, 3), torch.rand(5, 8).t(), torch.rand(9, 4)[::2], torch.rand(4, 1).expand(4, 3), overlapping):
         x = torch.rand(3)
         torch.testing.assert_close(compiled(x, y), function(x, y), check_stride=True)
 

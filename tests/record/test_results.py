@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -192,3 +193,31 @@ def test_a_size_that_is_known_to_be_one_broadcasts(dynamic: bool | None) -> None
         for rows in (3, 4):
             x, y = torch.arange(1.0, rows + 1).reshape(rows, 1) * 100, torch.ones(rows, 1, 3)
             torch.testing.assert_close(compiled(x, y), function(x, y), check_stride=True)
+
+
+PLACED: dict[str, Callable[[torch.Tensor], object]] = {
+    "index_put": lambda x: x.index_put_((torch.tensor([0, 1, 2]),), x), "indices": lambda x: x.index_put_((x,), torch.tensor(7)),
+    "part": lambda x: x.index_put_((torch.tensor([0]),), x[2:]), "scatter": lambda x: x.scatter_(0, x, x.clone()),
+    "source": lambda x: x.scatter_(0, x.clone(), x), "scatter_add": lambda x: x.scatter_add_(0, x.clone(), x.view(3)),
+    "index_copy": lambda x: x.index_copy_(0, x.clone(), x), "index_add": lambda x: x.index_add_(0, x.clone(), x.flip(0)),
+    "index_fill": lambda x: x.index_fill_(0, x, 5), "put": lambda x: x.put_(x.clone(), x), "accepted": lambda x: x.masked_fill_(x > 0, x[0]),
+    "same": lambda x: x.copy_(x), "subscript": lambda x: operator.setitem(x, torch.tensor([1, 0]), x[:2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PLACED)
+def test_what_an_index_places_is_not_what_it_is_placed_in(name: str, dynamic: bool | None) -> None:
+    """Eager refuses operands of index operators that share the memory that is written, whole or in part."""
+
+    def run(f: Callable[[torch.Tensor], object]) -> tuple[torch.Tensor, str]:
+        x = torch.tensor([2, 0, 1])
+        try:
+            f(x)
+        except RuntimeError as error:
+            return x, str(error).partition(".")[0]
+        return x, ""
+
+    eager, compiled = run(PLACED[name]), run(fusewright.compile(PLACED[name], dynamic=dynamic))
+    assert compiled[1] == eager[1]
+    assert torch.equal(compiled[0], eager[0])

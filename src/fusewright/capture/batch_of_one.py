@@ -291,7 +291,7 @@ class _Proof:
         for numbering, own in ((recorded, nodes), (special, mine)):
             for node in own:
                 numbering.numbers[node] = numbering.number(node)
-        _require(recorded.drawn == special.drawn, "random numbers")
+        _require(recorded.effects == special.effects, "random numbers, or another effect")
         self.hidden.update(nodes)
         self.compare(call.result, result, recorded, special)
         self.share(call.result, result, set(nodes), set(mine))

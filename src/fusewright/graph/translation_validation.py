@@ -75,7 +75,8 @@ class Numbering:
     numbers: dict[Node, Any] = field(default_factory=dict)
     # the number of a reshaped value -> of what it is a reshape of
     reshaped: dict[int, int] = field(default_factory=dict)
-    drawn: int = 0
+    # what was drawn, took effect or wrote, in order: used or not, the generator moves on by as much
+    effects: list[int] = field(default_factory=list)
 
     def run(self, graph: torch.fx.Graph) -> Any:
         """What leaves the graph: outputs with the inputs that they are views of, and the new values of inputs."""
@@ -94,7 +95,7 @@ class Numbering:
                 epilogue.append((self.numbers[target], self.numbers[value]))  # type: ignore[index]
             else:
                 self.numbers[node] = self.number(node)
-        return outputs, sorted(epilogue), self.drawn
+        return outputs, sorted(epilogue), self.effects
 
     def result(self, value: Any) -> Any:
         if not isinstance(value, Node):
@@ -176,8 +177,9 @@ class Numbering:
             self.argument(tuple(sorted(node.kwargs.items()))),
         )
         if node.meta.get("random") or facts(node.target).effect or facts(node.target).written:
-            key = (*key, "occurrence", self.drawn)
-            self.drawn += 1
+            number = self.key((*key, "occurrence", len(self.effects)), type_)
+            self.effects.append(number)
+            return number
         return self.key(key, type_)
 
     # --- data movement -----------------------------------------------------------------------------------------------

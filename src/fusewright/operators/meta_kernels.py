@@ -7,6 +7,7 @@ import it on their first use, which takes a second).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -19,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
+from fusewright.operators.rules.common import Undecided, asking
 from fusewright.operators.rules.cpu import correction_of
 from fusewright.operators.rules.views import NO_VIEW, view_strides
 from fusewright.operators.shape_rules import decided
@@ -161,6 +163,9 @@ def infer(
     found, larger = decided(correction, (said, *args), kwargs, env)
     if env is not None and larger:
         env.assume(larger)
+    if found is NotImplemented and env is not None and not env.unbacked:
+        with asking(env.guard), contextlib.suppress(Undecided):  # still: the arguments are not valid
+            found = correction(said, *args, **kwargs)
     return said if found is NotImplemented else found
 
 

@@ -48,6 +48,14 @@ def shares_in_part(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> b
     return mine is None or any(_overlap(mine, _place(other)) for other in related)
 
 
+def shares_memory(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> bool:
+    """Whether some of `others` touches elements of `written`, as the same view or in part."""
+    others = list(others)
+    places = [_place(other) for other in others if view_chain(other)[0] is view_chain(written)[0]]
+    mine = _place(written) if places else None
+    return bool(places) and (mine is None or mine in places or shares_in_part(written, others))
+
+
 def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The views that lead to `node`, from the node that is no view."""
     chain = [node]

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.nodes import leaves
-from fusewright.operators.overlap import shares_in_part, view_chain
+from fusewright.operators.overlap import shares_in_part, shares_memory, view_chain
 from fusewright.operators.schema import argument, facts
 from fusewright.record.special_operators import SCALAR_READ
 from fusewright.record.traced_tensor import DATA_METHODS, TracedTensor, check_window
@@ -71,6 +71,12 @@ def _refusal(func: OpOverload) -> tuple[str, str] | None:
     return found
 
 
+@functools.cache
+def _places_by_index(func: OpOverload) -> bool:
+    """Whether an index says where the operator writes: its other operands may not even be what it writes to."""
+    return any(argument.name in ("index", "indices") for argument in func._schema.arguments)
+
+
 def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Raises GraphBreak for a write whose order would show, and for a window that reaches outside of its tensor."""
     for index in facts(func).written:
@@ -83,10 +89,12 @@ def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...],
         if shares_elements(target.tensor_type, examples) or shares_elements(root, examples):
             raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
         if recorder.level == "aten":
-            others = (value for value in leaves((args, kwargs)) if value is not target)
-            read = [value.node for value in others if type(value) is TracedTensor]
+            operands = [value for value in leaves((args, kwargs)) if type(value) is TracedTensor]
+            read = [value.node for value in operands if value is not target]
             if read and shares_in_part(target.node, read):
                 raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
+            if _places_by_index(func) and (len(read) < len(operands) - 1 or shares_memory(target.node, read)):
+                raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares")
     if func is aten.as_strided.default:
         check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]
 

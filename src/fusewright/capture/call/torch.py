@@ -542,6 +542,8 @@ def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     device asserts.)"""
     world = tracer.world
     made = world.torch_call(torch.nn.functional.one_hot, args, kwargs)
+    if tracer.recorder.level == "aten":  # the form for tracing keeps the layout of the classes
+        made = world.torch_call(torch.Tensor.contiguous, (made,), {})
     classes = args[0] if args else kwargs.get("self", kwargs.get("tensor"))
     if (
         tracer.recorder.level == "aten"

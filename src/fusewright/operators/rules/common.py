@@ -2,18 +2,20 @@
 output layout.
 
 Always holds: a question that symbolic sizes leave open raises `Undecided`, which `shape_rules` turns into "ask the meta
-kernel".
+kernel"; inside `asking`, its answer becomes a guard.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from fusewright.sizes.expressions import Dim, Expr, known_eq, known_lt
+from fusewright.sizes.expressions import Dim, Expr, Relation, known_eq, known_lt
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 Rule = Callable[..., object]
@@ -24,6 +26,26 @@ class Undecided(Exception):
     """The answer depends on the value of a symbolic size, or the arguments are not valid."""
 
 
+_asked: ContextVar[Callable[[Relation], bool] | None] = ContextVar("asked", default=None)
+
+
+@contextmanager
+def asking(answer: Callable[[Relation], bool]) -> Iterator[None]:
+    """`answer` says what symbolic sizes leave open (`ShapeEnv.guard`)."""
+    token = _asked.set(answer)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def _open(relation: Relation) -> bool:
+    answer = _asked.get()
+    if answer is None:
+        raise Undecided
+    return answer(relation)
+
+
 def same(a: Dim, b: Dim) -> bool:
     """Whether two sizes are equal."""
     if a is b or a == b:
@@ -31,18 +53,14 @@ def same(a: Dim, b: Dim) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return False
     answer = known_eq(a, b)
-    if answer is None:
-        raise Undecided
-    return answer
+    return _open(Relation("==", a, b)) if answer is None else answer
 
 
 def less(a: Dim, b: Dim) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return a < b
     answer = known_lt(a, b)
-    if answer is None:
-        raise Undecided
-    return answer
+    return _open(Relation("<", a, b)) if answer is None else answer
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:

@@ -18,9 +18,11 @@ from torch._ops import OpOverload
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
     Rule,
+    channels_last_strides,
     fresh,
     is_channels_last,
     is_contiguous,
+    is_integral,
     preserved_strides,
     promote,
     same_shape,
@@ -189,9 +191,42 @@ def _iterated(said: TensorType, *args: Any) -> TensorType:
     return replace(said, stride=promoting([*operands, *numbers], said.dtype, computed).stride)
 
 
+def _loss(said: TensorType, self: TensorType, target: TensorType, reduction: int, *rest: Any) -> TensorType:
+    return said if reduction else _iterated(said, self, target)
+
+
 def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
     """A product of gradient and mask, and then of the scale."""
     return _iterated(said, gradient, mask)
+
+
+def _power_of_two_times(said: TensorType, self: TensorType, exponent: TensorType) -> TensorType:
+    """A product with 2 ** exponent, which is contiguous where it is of float32."""
+    is_float32 = exponent.dtype == torch.float32 or is_integral(exponent.dtype)
+    return _iterated(said, self, _contiguous(exponent) if is_float32 else exponent)
+
+
+def _angle(said: TensorType, self: TensorType) -> TensorType:
+    return _contiguous(said) if self.dtype.is_complex else said
+
+
+def _loss_like_input(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
+    """Of the input's dtype, and without a reduction in its layout."""
+    reduced = said.ndim < self.ndim or said.shape != self.shape
+    return replace(said, dtype=self.dtype, stride=said.stride if reduced else preserved_strides(self))
+
+
+def _as_input_suggests(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
+    """In the input's memory format, which for one volume without a batch is that of images."""
+    return replace(said, stride=suggested_strides(self, said.shape))
+
+
+def _as_volumes(said: TensorType, self: TensorType) -> TensorType:
+    """In the input's memory format; one volume without a batch is a batch of one, whose step does not matter."""
+    if self.ndim == 5:
+        return _as_input_suggests(said, self)
+    batch = replace(self, shape=(1, *self.shape), stride=(0, *self.stride))
+    return replace(said, stride=channels_last_strides((1, *said.shape))[1:]) if is_channels_last(batch) else said
 
 
 def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
@@ -236,11 +271,47 @@ CORRECTIONS: dict[OpOverload, Correction] = {
         ),
         _iterated,
     ),
+    **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _loss),
     aten.logit_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
     aten.native_dropout_backward.default: _dropout_backward,
     aten.pow.Scalar: lambda said, *args: _contiguous(said),
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    aten.ldexp.Tensor: _power_of_two_times,
+    aten.angle.default: _angle,
+    **dict.fromkeys(
+        (aten.binary_cross_entropy.default, aten.huber_loss.default, aten.soft_margin_loss.default), _loss_like_input
+    ),
+    aten.binary_cross_entropy_backward.default: lambda said, gradient, *args: _loss_like_input(said, *args),
+    aten.max_pool3d_with_indices.default: lambda said, self, *rest: tuple(_as_volumes(one, self) for one in said),
+    aten.max_pool3d_with_indices_backward.default: lambda said, gradient, self, *rest: _as_volumes(said, self),
+    **dict.fromkeys(
+        (
+            aten.reflection_pad2d.default,
+            aten.reflection_pad3d.default,
+            aten.replication_pad2d.default,
+            aten.replication_pad3d.default,
+        ),
+        _as_input_suggests,
+    ),
+    **dict.fromkeys(
+        (
+            aten.reflection_pad2d_backward.default,
+            aten.reflection_pad3d_backward.default,
+            aten.replication_pad2d_backward.default,
+            aten.replication_pad3d_backward.default,
+        ),
+        lambda said, gradient, self, *rest: _as_input_suggests(said, self),
+    ),
+    **dict.fromkeys(
+        (
+            aten.huber_loss_backward.default,
+            aten.mse_loss_backward.default,
+            aten.normal.Tensor_Tensor,
+            aten.smooth_l1_loss_backward.default,
+        ),
+        lambda said, *args: _contiguous(said),
+    ),
     **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar), lambda said, *args: _contiguous(said)),
     aten.nonzero_static.default: lambda said, *args: _contiguous(said),
     aten._fft_r2c.default: _fft_r2c,
