@@ -338,7 +338,8 @@ def generate_from(
         device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, selection.tiles)
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
-        compiled = functools.partial(compile_kernels, target=to_compile.settings["target"], checks=checks)
+        target = to_compile.settings["target"]
+        compiled = functools.partial(compile_kernels, target=target, checks=checks, tell=to_compile.tell_kernel)
         module = run("kernels", "", lambda made: made.ir, compiled, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=selection.half == "backward")
