@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import re
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -289,6 +292,9 @@ g(1)
 """
 
 
+WRONG = {number for number, line in enumerate(USER.splitlines(), 1) if re.search(r"text|fast|graf|^g\(1\)", line)}
+
+
 def test_a_program_of_a_user_has_types(tmp_path: Path) -> None:
     mypy = pytest.importorskip("mypy.api")
     program = tmp_path / "user.py"
@@ -296,5 +302,16 @@ def test_a_program_of_a_user_has_types(tmp_path: Path) -> None:
     recursion = sys.getrecursionlimit()
     text, _, _ = mypy.run(["--strict", "--config-file=", "--no-error-summary", str(program)])
     sys.setrecursionlimit(recursion)  # mypy raises it
-    wrong = {int(line.split(":")[1]) for line in text.splitlines() if ": error:" in line}
-    assert wrong == {number for number, line in enumerate(USER.splitlines(), 1) if "text" in line or "fast" in line or "graf" in line or line == "g(1)"}, text
+    assert {int(line.split(":")[1]) for line in text.splitlines() if ": error:" in line} == WRONG, text
+
+
+def test_pyright_sees_the_types_too(tmp_path: Path) -> None:
+    pytest.importorskip("pyright")
+    program = tmp_path / "user.py"
+    program.write_text(USER)
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if not done.stdout.startswith("{"):
+        pytest.skip(f"pyright does not start: {done.stderr[-200:]}")  # it fetches Node at its first start
+    told = json.loads(done.stdout)["generalDiagnostics"]
+    assert {one["range"]["start"]["line"] + 1 for one in told if one["severity"] == "error"} == WRONG, told

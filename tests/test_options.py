@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import fusewright
+from fusewright.backends import pipeline
 from fusewright.base import events
-from fusewright.base.options import OPTIONS
+from fusewright.base.options import OPTIONS, SKIPPABLE
 from fusewright.select import linear
 
 Seen = Callable[[dict[str, Any]], object]
@@ -123,6 +124,15 @@ def kept_bytes(options: dict[str, Any]) -> bool:
         return (int(statm.read_text().split()[1]) - before) * 4096 > 48 << 20
 
 
+def memory_plan(options: dict[str, Any]) -> str:
+    weight = torch.randn(8, 8)
+    return stages(heard(options, lambda x: ((x + 1) @ weight).relu() @ weight, torch.randn(4, 8)))["memory"]
+
+
+def test_every_stage_of_a_plan_can_be_skipped() -> None:
+    assert [stage.name for stage in pipeline.PLAN_STAGES] == list(SKIPPABLE)
+
+
 class Seeing:
     """What options are seen by that need a test's fixtures."""
 
@@ -214,6 +224,7 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
     "fusion": (lambda seeing: kernels, False),
     "target": (lambda seeing: code, "x86-64-v2"),
     "checked": (lambda seeing: code, True),
+    "skip_stage": (lambda seeing: memory_plan, "memory"),
     "stop_after_rewrites": (lambda seeing: rewrites, 0),
     "instruction_limit": (lambda seeing: skipped, 500),
     "compile_seconds": (lambda seeing: slow, 1e-6),

@@ -63,6 +63,7 @@ from fusewright.decorators import (
 )
 from fusewright.exporting.dims import Dim
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
+from fusewright.tools import logs as _logs
 
 if TYPE_CHECKING:  # these are imported when they are asked for, by _LAZY: a start does without the tools
     from fusewright.tools.bench import benchmark
@@ -152,6 +153,10 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
+
+if _logs.help_wanted():
+    _logs.print_help()
+    raise SystemExit  # who asks for help wants to read it, not to wait for what the program prints after it
 
 if _options.environment("FUSEWRIGHT_REPLACE_TORCH_COMPILE"):
     __getattr__("patch")()

@@ -298,7 +298,7 @@ class Compiler:
                 return self._compile_later(compiled, state, function, frame)
             return self._finish(name, frame, started)
 
-        several = self.backend.level == "aten" and not self.settings["background"] and self.options.dynamic is not False
+        several = not self.settings["background"] and self.options.dynamic is not False
         try:
             served = serve(compiled.entries, Call(function, values, capture, announce, compile_, self._clean, several))
         except SkipFrame as signal:
@@ -361,7 +361,7 @@ class Compiler:
 
     def _finish(self, name: str, frame: CapturedFrame, started: float) -> Any:
         """The entry of a captured frame."""
-        general = remembered(frame) if self.backend.level == "aten" else None
+        general = remembered(frame)
         entry = self._entry(name, frame)
         self.notify(Compiled(name, time.perf_counter() - started))
         if entry.graph is not None:

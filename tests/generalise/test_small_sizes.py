@@ -107,11 +107,11 @@ SEMANTICS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(("dynamic", "backend"), [(None, "native"), (True, "native"), (None, "eager")])
 @pytest.mark.parametrize("function", SEMANTICS.values(), ids=SEMANTICS.keys())
-def test_what_depends_on_small_sizes(function: Callable[..., Any], dynamic: bool | None) -> None:
+def test_what_depends_on_small_sizes(function: Callable[..., Any], dynamic: bool | None, backend: str) -> None:
     sizes = ((3, 4), (3, 7), (1, 7), (3, 1), (1, 1), (3, 9), (3, 0), (1, 5), (3, 1))
-    compiled = fusewright.compile(function, dynamic=dynamic)
+    compiled = fusewright.compile(function, dynamic=dynamic, backend=backend)
     for args in grids(*sizes):
         try:
             expected: Any = function(*(t.clone() for t in args))
@@ -120,6 +120,29 @@ def test_what_depends_on_small_sizes(function: Callable[..., Any], dynamic: bool
                 compiled(*args)
             continue
         torch.testing.assert_close(compiled(*args), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("level", ["torch", "aten"])
+def test_a_backend_of_the_users_is_asked_twice_for_a_stream(level: str) -> None:
+    """Where a call with a batch of 1 equals the general graph but for sizes, the general graph serves it; the backend's
+    example inputs are those of the call."""
+    embedding, layer = nn.Embedding(50, 8), nn.Linear(8, 8)
+
+    def program(tokens: torch.Tensor) -> tuple[torch.Tensor, int]:
+        x = embedding(tokens)[:, None]
+        x = nn.functional.scaled_dot_product_attention(x, x, x)[:, 0]
+        return layer(x.reshape(-1, 8)).view(tokens.shape[0], -1, 8).mean(1), tokens.shape[0] * 2
+
+    asked: list[tuple[int, ...]] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        asked.append(tuple(module(*inputs)[0].shape))
+        return module.forward
+
+    batches = [(torch.randint(0, 50, (batch, length)),) for length in (6, 9, 7, 6, 12) for batch in (1, 3, 2)]
+    batches.sort(key=lambda case: case[0].shape[0])
+    stream(program, batches, backend=backend if level == "torch" else fusewright.aot(backend))
+    assert asked == [(1, 8), (1, 8)]
 
 
 def test_writes_to_inputs() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,9 +113,10 @@ def test_check_as_a_command(
         assert "fusewright: " in capsys.readouterr().err
 
 
-def test_logs_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FUSEWRIGHT_LOGS", "help")
-    logs.set_logs_from_environment()
-    told = capsys.readouterr().err
-    assert all(name in told and meaning in told for name, meaning in logs.ARTIFACTS.items())
-    assert not logs._levels
+def test_logs_help_ends_the_program_at_import() -> None:
+    environment = {**os.environ, "FUSEWRIGHT_LOGS": "recompiles, help"}
+    program = "import fusewright; print('imported')"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert all(name in done.stderr and meaning in done.stderr for name, meaning in logs.ARTIFACTS.items())
+    assert "Traceback" not in done.stderr

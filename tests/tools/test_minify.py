@@ -51,6 +51,20 @@ def wrong(program, options, *rest):
 pipeline.schedule = wrong
 """
 
+STAGE = """
+from fusewright.backends import pipeline
+from fusewright.base.records import replace
+
+right = pipeline.with_memory
+
+def overlapping(plan, own_bytes):
+    made = right(plan, own_bytes)
+    places = {name: replace(place, offset=0) for name, place in made.placements.items()}
+    return replace(made, placements=places)
+
+pipeline.with_memory = overlapping
+"""
+
 KERNEL = """
 from fusewright.loops.lower import registry
 
@@ -101,7 +115,7 @@ import fusewright
 def f(x, weight, bias):
     y = torch.relu(x @ weight + bias)
     z = torch.relu(torch.tanh(x - y)) * 2
-    return (z + x).softmax(-1), z.sum()
+    return (z + x).softmax(-1) @ weight @ weight, z.sum()
 
 if __name__ == "__main__":
     found = fusewright.minify(f, (torch.randn(16, 24), torch.randn(24, 24), torch.randn(24)), kind="KIND")
@@ -122,11 +136,12 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     [
         (REWRITE, "wrong", "rewrite 1: tanh becomes sin (pass planted)", "tanh"),
         (FUSION, "wrong", "fusion fused_", ""),
+        (STAGE, "wrong", "stage memory", ""),
         (KERNEL, "wrong", "kernel fused_tanh", "tanh"),
         pytest.param(CRASH, "crash", "kernel", "tanh", marks=pytest.mark.sweep),  # a process for each attempt
         pytest.param(SLOW, "slow", "rewrite 1: tanh takes long (pass planted)", "tanh", marks=pytest.mark.sweep),
     ],
-    ids=["rewrite", "fusion", "kernel", "crash", "slow"],
+    ids=["rewrite", "fusion", "stage", "kernel", "crash", "slow"],
 )
 def test_a_planted_defect_is_found(defect: str, kind: str, culprit: str, operator: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(defect)

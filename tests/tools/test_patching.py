@@ -231,6 +231,31 @@ def test_accelerate_prepares_a_compiled_model(compiled: list[str]) -> None:
     assert list(accelerator.get_state_dict(model)) == ["weight", "bias"]
 
 
+def test_trainer_of_transformers(compiled: list[str], tmp_path: Path) -> None:
+    """With `torch_compile=True` it compiles the model; losses and weights are those of its training without."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    rows = [{"input_ids": ids, "labels": ids} for ids in torch.arange(48).view(6, 8) % 7]
+
+    def trained(**arguments: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, num_key_value_heads=2, **sizes))
+        quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "log_level": "error"}
+        how = transformers.TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, max_steps=3, logging_steps=1, learning_rate=1e-2,
+            per_device_train_batch_size=2, max_grad_norm=1.0, **quiet, **arguments,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model=model, args=how, train_dataset=rows)
+        trainer.train()
+        return [float(row["loss"]) for row in trainer.state.log_history if "loss" in row], model.state_dict()
+
+    expected = trained()
+    assert not compiled and len(expected[0]) == 3
+    torch.testing.assert_close(trained(torch_compile=True), expected, rtol=1e-3, atol=1e-4)
+    assert compiled
+
+
 def test_lightning_trains_a_compiled_module(compiled: list[str], tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 

@@ -112,6 +112,16 @@ def test_the_page_shows_what_happened(html: str) -> None:
     assert "aten" in section(html, "graphs") or "softmax" in section(html, "graphs")
 
 
+def test_each_version_shows_its_own_kernels() -> None:
+    """Kernels of two versions have the same names."""
+    with fusewright.report() as recording, torch.no_grad():
+        f = fusewright.compile(lambda x: x.exp() + 1, dynamic=False, options={"disk_cache": False})
+        for size in (301, 503):
+            f(torch.ones(size))
+    plans = section(recording.html, "kernels").split('<div class="card">')[1:]
+    assert len(plans) == 2 and all(f"parallel o0 < {size}" in plan for size, plan in zip((301, 503), plans))
+
+
 def test_texts_of_the_program_are_escaped(html: str) -> None:
     assert "<script" not in html and "&lt;script&gt;alert" in html
 
@@ -130,7 +140,7 @@ def test_nothing_is_wider_than_the_window(html: str, width: int, tmp_path: Path)
         "<script>document.body.innerHTML = `wider by ${document.documentElement.scrollWidth - innerWidth}`</script>"
     )
     (tmp_path / "page.html").write_text(
-        html.replace("<details>", "<details open>").replace("</body>", f"{measure}</body>")
+        html.replace("<details", "<details open").replace("</body>", f"{measure}</body>")
     )
     command = [
         browser,

@@ -91,9 +91,7 @@ def _compile_half(
 ) -> Callable[..., Any]:
     env = next((node.meta.get("env") for node in to_compile.graph.nodes if node.op == "output"), None)
     if direction == "forward":
-        inputs = [
-            value if isinstance(value, torch.Tensor) else _example(value, env) for value in to_compile.example_inputs
-        ]
+        inputs = to_compile.real_inputs()
     else:
         inputs = [_example(node.meta["type"], env) for node in graph.nodes if node.op == "placeholder"]
     run_with_grad_mode(graph)

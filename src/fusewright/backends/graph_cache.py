@@ -128,7 +128,8 @@ def load_plan(
     plan, target = compiled.plan, to_compile.settings["target"]
     if target != "native" and not runs_here(*needs(target)):
         raise OptionError(f"option 'target': code for {target} does not run on this machine")
-    on_gpu = cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)})
+    kernels = {(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}
+    on_gpu = cuda_code.load(kernels, to_compile.tell_kernel)
     limit = to_compile.settings["arena_limit_mib"] << 20
     plan = replace(plan, name=name)
     made = launch.load_with_code(plan, compiled.code, more=on_gpu, arena_limit=limit, labels=labels)

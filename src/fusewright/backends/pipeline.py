@@ -242,7 +242,8 @@ def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
 
 
 def _memory(to_compile: GraphToCompile, selection: Selection) -> Plan:
-    return with_memory(selection.plan, selection.options.own_bytes)
+    skipped = to_compile.settings["skip_stage"] == "memory"
+    return with_memory(selection.plan, 0 if skipped else selection.options.own_bytes)
 
 
 def _autotune(to_compile: GraphToCompile, selection: Selection) -> Plan:
@@ -322,7 +323,8 @@ def generate_from(
     """As `generate`, from a plan of the graph on: what `stages` do to it (none: its memory is placed), and the rest."""
     run = functools.partial(run_stage, to_compile)
     for stage in stages:
-        if stage.condition(to_compile, selection):
+        skipped = stage.name == to_compile.settings["skip_stage"] != "memory"
+        if not skipped and stage.condition(to_compile, selection):
             selection.plan = run(stage.name, stage.artifact, plan_text, stage.work, to_compile, selection)
     plan, gpu = selection.plan, selection.gpu
     shown = run("bounds", "bounds", bounds.text, _in_bounds, to_compile, graph, plan)
@@ -338,7 +340,8 @@ def generate_from(
         device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, selection.tiles)
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
-        compiled = functools.partial(compile_kernels, target=to_compile.settings["target"], checks=checks)
+        target = to_compile.settings["target"]
+        compiled = functools.partial(compile_kernels, target=target, checks=checks, tell=to_compile.tell_kernel)
         module = run("kernels", "", lambda made: made.ir, compiled, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=selection.half == "backward")

@@ -24,6 +24,7 @@ from torch.fx.node import map_aggregate
 
 from fusewright.backends.repeat import has_checks, repeatable
 from fusewright.base.errors import BackendError, OptionError, near_misses
+from fusewright.base.events import Generating
 from fusewright.base.location import as_traceback
 from fusewright.base.options import CAPTURE_OPTIONS, Settings
 from fusewright.base.records import dataclass, field, replace
@@ -135,6 +136,10 @@ class GraphToCompile:
         alive."""
         return replace(self, example_inputs=())
 
+    def tell_kernel(self, number: int, total: int) -> None:
+        """Announces the kernel that is being made, for who waits."""
+        self.notify(Generating(self.function, number, total))
+
     def module(self, graph: torch.fx.Graph | None = None) -> torch.fx.GraphModule:
         """The graph (or another over the same constants) as a GraphModule whose attributes are the constants."""
         graph = self.graph if graph is None else graph
@@ -155,7 +160,7 @@ class GraphToCompile:
         """The inputs of the call that caused the compile: tensors, and Python numbers for symbolic sizes."""
         env = next((node.meta.get("env") for node in self.graph.nodes if node.op == "output"), None)
         return [
-            env.hint(value) if isinstance(value, Expr) and env is not None else value for value in self.example_inputs
+            env.real(value) if isinstance(value, Expr) and env is not None else value for value in self.example_inputs
         ]
 
 

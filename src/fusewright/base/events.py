@@ -144,6 +144,15 @@ class Stopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Generating(Event):
+    """Kernel `number` of `total` (from 1) is being made: on a CPU its code is written, and machine code is made of all
+    of them after the last; on a GPU its machine code is waited for."""
+
+    number: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelMade(Event):
     """One generated kernel: its name, the user's source lines that it came from, and its text."""
 

@@ -48,6 +48,9 @@ def _wrong_buckets(value: dict[Any, Any]) -> str:
 TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
 """Processors that code is generated for: this one, levels of x86-64, any AArch64."""
 
+SKIPPABLE = ("generated_gemm", "generated_attention", "fused_attention", "gpu_candidates", "memory")
+"""Stages that a compile can do without (backends/pipeline.py: PLAN_STAGES)."""
+
 OPTIONS: dict[str, Option] = {
     "max_autotune": Option(
         bool, False, "search kernel parameters and library paths by measuring, within autotune_seconds"
@@ -116,6 +119,15 @@ OPTIONS: dict[str, Option] = {
         False,
         "check each memory access of the CPU kernels: one outside its buffer is an error that names kernel, line and "
         "element (slow: to find a defect)",
+    ),
+    "skip_stage": Option(
+        str,
+        "none",
+        "leave out one stage between fusion and code generation, to find out whether it is at fault: "
+        f"{', '.join(SKIPPABLE)} (without memory, each temporary has memory of its own)",
+        wrong=lambda value: (
+            "" if value in ("none", *SKIPPABLE) else f"unknown stage {value!r}: {near_misses(value, SKIPPABLE)}"
+        ),
     ),
     "stop_after_rewrites": Option(
         int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"

@@ -159,7 +159,8 @@ class _Attempt:
         self.reached = False
         self.tracer = tracer = Tracer(function, arguments, options, calls.call, assumptions)
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
-        tracer.recorder = (Witness if options.ones else Recorder)(options.level, env, tracer.stack)
+        watched = options.ones and options.level == "aten"
+        tracer.recorder = (Witness if watched else Recorder)(options.level, env, tracer.stack)
         tracer.recorder.draws = Draws() if options.own_random else None
         tracer.recorder.changes_level = options.other_level is not None and assumptions.changes_level
         if env is not None and assumptions.data_sizes:
@@ -227,7 +228,8 @@ class _Attempt:
             raise Retry(custom_gradients=False)
         shown = None
         if recorder.env is not None and recorder.env.taken:
-            shown = needed and backward is None and not reason and not breaks and ones.shown(world, finished.outputs)
+            watched = isinstance(recorder, Witness) and needed and backward is None and not reason and not breaks
+            shown = watched and ones.shown(world, finished.outputs)
         graph = recorder.finish(results) if needed else None
         guards = world.guards()
         check_marks(recorder.env)

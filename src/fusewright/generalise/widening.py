@@ -25,6 +25,7 @@ from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program
 from fusewright.capture.guards.sources import Source, TensorSize, TensorStride
 from fusewright.capture.guards.types import SMALL_SIZES, STRIDE
+from fusewright.generalise.same_calls import same_calls
 from fusewright.generalise.same_finish import numbers_in
 from fusewright.graph.builder import env_of
 from fusewright.graph.translation_validation import same_for
@@ -66,7 +67,7 @@ def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 def is_general(frame: CapturedFrame) -> bool:
     """Whether sizes were taken to be 2 or more in this capture."""
-    return frame.level == "aten" and any(guard.kind == "SIZE" and guard.why == SMALL_SIZES for guard in frame.guards)
+    return any(guard.kind == "SIZE" and guard.why == SMALL_SIZES for guard in frame.guards)
 
 
 def widened(
@@ -102,7 +103,7 @@ def serves(
     if (
         general.graph is None
         or frame.graph is None
-        or frame.level != "aten"
+        or frame.level != general.frame.level
         or frame.eager_reason
         or len(frame.breaks) != len(general.frame.breaks)
     ):
@@ -118,10 +119,14 @@ def serves(
         return None
     inputs = {name: placeholders[1][source] for source, name in placeholders[0].items()}
     fixed: dict[Expr, Dim] = {symbol: size for symbol, size in sizes.items() if isinstance(size, int)}
+    constants = general.frame.constants, frame.constants
+    if frame.level == "torch":
+        graph = _without(copy_of(general.graph), numbers)
+        return fixed if same_calls(graph, frame.graph, inputs, sizes, constants) else None
     try:
         written = _without(write_sizes(copy_of(general.graph), lambda d: substitute(d, fixed)), numbers)
         graphs = clean(written), clean(copy_of(frame.graph))
-        if not same_for(graphs[0], graphs[1], inputs, sizes, (general.frame.constants, frame.constants)):
+        if not same_for(graphs[0], graphs[1], inputs, sizes, constants):
             return None
     except (CannotFunctionalise, ArithmeticError, RuntimeError, LookupError, ValueError):
         # for these sizes an operator of the general code cannot be: it divides by a size that is 0, has nothing to
@@ -156,7 +161,7 @@ def _numbers(general: General, frame: CapturedFrame, sizes: dict[Expr, Dim]) -> 
         return ()
     if frame.backward is not None or general.frame.backward is not None:
         return None
-    outputs: Any = _output(general.graph).args[0]
+    outputs: Any = _output(general.graph).meta["type"]
     results = [substitute(value, sizes) if isinstance(value, Expr) else None for value in outputs]
     return numbers_in(*texts, [value if isinstance(value, int) else None for value in results])
 

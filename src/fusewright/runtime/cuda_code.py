@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -233,11 +233,15 @@ def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
     return json.loads(head), code
 
 
-def load(wanted: Iterable[tuple[str, int]]) -> dict[str, DeviceFunction]:
-    """The functions of kernels, given as (key, number of the GPU), by `device_key`; waits for what is being compiled.
-    Raises LoadError for one that is not in the store, CompileError for one that Triton refused."""
+def load(
+    wanted: Collection[tuple[str, int]], tell: Callable[[int, int], None] = lambda number, total: None
+) -> dict[str, DeviceFunction]:
+    """The functions of kernels, given as (key, number of the GPU), by `device_key`; waits for what is being compiled,
+    and tells the number of each kernel before that, and how many there are. Raises LoadError for one that is not in the
+    store, CompileError for one that Triton refused."""
     functions: dict[str, DeviceFunction] = {}
-    for key, index in wanted:
+    for number, (key, index) in enumerate(wanted, 1):
+        tell(number, len(wanted))
         found = _loaded.get((key, index))
         if found is None:
             found = _loaded[key, index] = _load(key, index)

@@ -179,6 +179,10 @@ class ShapeEnv:
                 "data-dependent-shape", f"the size {d} depends on {error.args[0]}, which has no example value"
             ) from error
 
+    def real(self, d: Dim) -> int:
+        """The value of `d` at the call at hand."""
+        return evaluate(d, {**self._hints, **dict.fromkeys(self.taken, 1)})
+
     @property
     def examples(self) -> Mapping[Expr, int]:
         """The example's value of each symbol that has one."""

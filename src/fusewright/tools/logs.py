@@ -151,14 +151,26 @@ def set_logs(**artifacts: Any) -> None:
         events.STREAM.subscribers.remove(_subscriber)
 
 
+def help_wanted() -> bool:
+    """Whether FUSEWRIGHT_LOGS asks what it takes."""
+    return "help" in _named()
+
+
+def print_help() -> None:
+    """Writes the names that FUSEWRIGHT_LOGS takes, with what each means, to standard error."""
+    width = max(map(len, ARTIFACTS))
+    rows = [f"  {name.ljust(width)}  {meaning}" for name, meaning in ARTIFACTS.items()]
+    print("FUSEWRIGHT_LOGS takes these names, with commas between:", *rows, sep="\n", file=sys.stderr)
+
+
 def set_logs_from_environment() -> None:
-    """Applies FUSEWRIGHT_LOGS ("graph_breaks,recompiles"; "help" prints what there is). Raises OptionError for an
-    unknown artifact."""
-    names = [name.strip() for name in environment("FUSEWRIGHT_LOGS").split(",") if name.strip()]
-    if "help" in names:
-        names.remove("help")
-        width = max(map(len, ARTIFACTS))
-        rows = [f"  {name.ljust(width)}  {meaning}" for name, meaning in ARTIFACTS.items()]
-        print("FUSEWRIGHT_LOGS takes these names, with commas between:", *rows, sep="\n", file=sys.stderr)
+    """Applies FUSEWRIGHT_LOGS ("graph_breaks,recompiles"). Raises OptionError for an unknown artifact."""
+    names = [name for name in _named() if name != "help"]
+    if help_wanted():  # the program has set it after its import
+        print_help()
     if names:
         set_logs(**dict.fromkeys(names, True))
+
+
+def _named() -> list[str]:
+    return [name.strip() for name in environment("FUSEWRIGHT_LOGS").split(",") if name.strip()]

@@ -1,9 +1,9 @@
 """`fusewright.minify`: which part of the compiler is at fault, and the smallest program that shows it.
 
 Takes a function and its arguments, for which compiled code gives a wrong result, raises, crashes the process, is slow
-or is compiled again; gives a `Minified`: the backend, the rewrite, fusion, kernel or guard at fault, and a program that
-fails alone. Always holds: each program that is tried computes its own expectation by eager PyTorch, so a smaller one
-fails for its own sake; what may crash runs in a child process.
+or is compiled again; gives a `Minified`: the backend, the rewrite, stage, fusion, kernel or guard at fault, and a
+program that fails alone. Always holds: each program that is tried computes its own expectation by eager PyTorch, so a
+smaller one fails for its own sake; what may crash runs in a child process.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch.fx
 
 from fusewright import api
 from fusewright.base import events
+from fusewright.base.options import SKIPPABLE
 from fusewright.base.records import dataclass, field, replace
 from fusewright.tools import bench
 
@@ -39,9 +40,9 @@ _SIZES = (1, 2, 3, 4, 8, 16, 32)
 
 @dataclass(slots=True, frozen=True)
 class Minified:
-    """backend: the first of eager, aot_eager and native that fails. culprit: the rewrite (with its pass), "fusion" or
-    "kernel", with the operators of the kernels; for recompiles the guard, how it failed, and what to do. program: it
-    fails when it is run."""
+    """backend: the first of eager, aot_eager and native that fails. culprit: the rewrite (with its pass), the stage, or
+    "fusion" or "kernel" with the operators of the kernels; for recompiles the guard, how it failed, and what to do.
+    program: it fails when it is run."""
 
     kind: Kind
     backend: str
@@ -379,6 +380,9 @@ def _attributed(case: _Case, fails: Callable[..., bool], told: bool) -> tuple[st
         return backend, f"rewrite {high}{where}"
     if backend == "aot_eager":
         return backend, "the recording of ATen operators"
+    for stage in SKIPPABLE:
+        if not fails(case, options={"skip_stage": stage, "stop_after_rewrites": 0}):
+            return backend, f"stage {stage}"
     fusion = not fails(case, options={"fusion": False, "stop_after_rewrites": 0})
     kernels = f" {_told(case, {'stop_after_rewrites': 0})[0]}" if told else ""
     return "native", f"{'fusion' if fusion else 'kernel'}{kernels}"

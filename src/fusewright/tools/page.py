@@ -22,9 +22,9 @@ Record = Sequence[tuple[float, events.Event]]
 
 STYLE = """
 :root{color-scheme:light dark;--back:#fff;--card:#f5f6f8;--text:#1b1f24;--dim:#5b6470;--line:#d5d9df;--bar:#3b6fd4;
---bar2:#8aa9e6;--good:#1a7f4b;--bad:#b3261e;--code:#eef0f4}
+--bar2:#8aa9e6;--on:#fff;--on2:#1b1f24;--bad:#b3261e;--code:#eef0f4}
 @media (prefers-color-scheme:dark){:root{--back:#14171b;--card:#1d2127;--text:#e6e9ee;--dim:#9aa4b1;--line:#363c45;
---bar:#7aa2f7;--bar2:#3d5a99;--good:#5fd29a;--bad:#ff8a80;--code:#23282f}}
+--bar:#7aa2f7;--bar2:#3d5a99;--on:#14171b;--on2:#fff;--bad:#ff8a80;--code:#23282f}}
 *{box-sizing:border-box}body{margin:0 auto;max-width:1100px;padding:16px;background:var(--back);color:var(--text);
 font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}h1{font-size:1.5em;margin:.2em 0}
 h2{font-size:1.15em;margin:1.6em 0 .5em;border-bottom:1px solid var(--line)}a{color:var(--bar)}
@@ -37,14 +37,30 @@ margin:8px 0}pre{background:var(--code);padding:8px;border-radius:6px;overflow-x
 font:12px/1.45 ui-monospace,monospace}
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:4px 10px 4px 0;
 border-bottom:1px solid var(--line);vertical-align:top}td.n,th.n{text-align:right;white-space:nowrap}
+.step,.step>summary{display:grid;grid-template-columns:minmax(0,1fr) 80px 80px 52px 52px;gap:2px 8px;padding:3px 0}
+.step{border-bottom:1px solid var(--line)}details.step{display:block;padding:0}.step b{font-weight:600}
+.step>summary>:first-child::before{content:"▸ "}.step[open]>summary>:first-child::before{content:"▾ "}
+.step :not(:first-child).n{text-align:right}
 .two{display:grid;grid-template-columns:1fr 1fr;gap:10px}.two>*{min-width:0}
 .two pre{max-height:420px;overflow:auto}summary{cursor:pointer}
-svg{width:100%;height:auto;display:block}svg text{fill:var(--text);font:11px system-ui,sans-serif}
-@media (max-width:640px){body{padding:10px;font-size:14px}.two{grid-template-columns:1fr}}
+svg{width:100%;height:auto;display:block}svg text{fill:var(--on2);font:11px system-ui,sans-serif}
+svg .on{fill:var(--on)}svg.flame{min-width:900px}
+@media (max-width:640px){body{padding:10px;font-size:14px}.two{grid-template-columns:1fr}
+.step,.step>summary{grid-template-columns:repeat(4,1fr)}.step>:first-child:not(summary),
+.step>summary>:first-child{grid-column:1/-1}}
 """
 LINES = 400
 """Lines of one code that the page shows."""
 WIDTH = 1000.0
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A plan of a function, and its kernels by name: another version's have the same names."""
+
+    function: str
+    figures: PlanFigures
+    kernels: dict[str, events.KernelMade] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -56,7 +72,7 @@ class Contents:
     breaks: list[events.Broken | events.Skipped] = field(default_factory=list)
     recompiles: list[events.Recompiling | events.LimitReached] = field(default_factory=list)
     kernels: list[events.KernelMade] = field(default_factory=list)
-    plans: list[PlanFigures] = field(default_factory=list)
+    plans: list[Loaded] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
     compiles: list[tuple[float, events.Compiled]] = field(default_factory=list)
 
@@ -72,9 +88,12 @@ def contents(record: Record) -> Contents:
         elif isinstance(event, (events.Recompiling, events.LimitReached)):
             made.recompiles.append(event)
         elif isinstance(event, events.KernelMade):
-            made.kernels.append(event)
+            made.kernels.append(event)  # it comes after its plan
+            own = next((plan for plan in reversed(made.plans) if plan.function == event.function), None)
+            if own is not None:
+                own.kernels[event.name] = event
         elif isinstance(event, events.PlanLoaded):
-            made.plans.append(figures(event.call_plan, event.plan))
+            made.plans.append(Loaded(event.function, figures(event.call_plan, event.plan)))
         elif isinstance(event, events.Compiled):
             made.compiles.append((at, event))
         elif type(event) in NOTES:
@@ -124,7 +143,7 @@ def _tiles(found: Contents) -> str:
         ("graph breaks", len(found.breaks), "breaks"),
         ("recompiles", len(found.recompiles), "recompiles"),
         ("kernels", len(found.kernels), "kernels"),
-        ("compiling", milliseconds(seconds * 1e3), "time"),
+        ("compiling", f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms", "time"),
         ("from the cache", f"{sum(cache)} of {len(cache)}", "time"),
     ]
     cells = (f'<a class="tile" href="#{to}"><b>{value}</b>{escape(name)}</a>' for name, value, to in tiles)
@@ -196,33 +215,47 @@ def _graphs(found: Contents) -> str:
 
 
 def _kernels(found: Contents) -> str:
-    texts = {kernel.name: kernel for kernel in found.kernels}
     parts = []
-    for plan in found.plans:
+    shown: set[int] = set()
+    for loaded in found.plans:
+        plan = loaded.figures
         total = sum(step.seconds or 0.0 for step in plan.steps)
-        rows = "".join(_step_row(step, total, texts) for step in plan.steps)
-        head = "<tr><th>step<th class=n>bytes<th class=n>time<th class=n>share<th class=n>GB/s</tr>"
+        rows = "".join(_step_row(step, total, loaded.kernels) for step in plan.steps)
+        shown.update(id(loaded.kernels[step.name]) for step in plan.steps if step.name in loaded.kernels)
+        head = _step("div", "<b>step</b>", ["<b>bytes</b>", "<b>time</b>", "<b>share</b>", "<b>GB/s</b>"])
         note = f"{len(plan.steps)} steps" + (f", {milliseconds(total * 1e3)} on zeros" if total else "")
-        table = f'<div class="wide"><table>{head}{rows}</table></div>'
-        parts.append(_card(f'<b>{escape(plan.name)}</b> <span class="dim">{note}</span>', table))
-    shown = {step.name for plan in found.plans for step in plan.steps}
-    loose = [kernel for kernel in found.kernels if kernel.name not in shown]
+        parts.append(_card(f'<b>{escape(plan.name)}</b> <span class="dim">{note}</span>', head + rows))
+    loose = [kernel for kernel in found.kernels if id(kernel) not in shown]
     return "".join(parts) + "".join(_card("", _kernel(kernel)) for kernel in loose)
 
 
 def _step_row(step: Step, total: float, texts: dict[str, events.KernelMade]) -> str:
-    name = _kernel(texts[step.name]) if step.is_kernel and step.name in texts else escape(step.name)
     moved = bytes_text(step.moved) if step.moved is not None else "–"
     spent = milliseconds(step.seconds * 1e3) if step.seconds is not None else "–"
     share = f"{step.seconds / total:.0%}" if step.seconds is not None and total else "–"
     rate = f"{step.moved / step.seconds / 1e9:.1f}" if step.seconds and step.moved else "–"
-    return f"<tr><td>{name}" + "".join(f"<td class=n>{each}" for each in (moved, spent, share, rate)) + "</tr>"
+    numbers = [moved, spent, share, rate]
+    if not step.is_kernel or step.name not in texts:
+        return _step("div", escape(step.name), numbers)
+    kernel = texts[step.name]
+    return f'<details class="step">{_step("summary", _named(kernel), numbers)}{_code(kernel)}</details>'
+
+
+def _step(tag: str, name: str, numbers: Sequence[str]) -> str:
+    cells = "".join(f"<span class=n>{each}</span>" for each in numbers)
+    return f"<{tag}{' class=step' if tag == 'div' else ''}><span>{name}</span>{cells}</{tag}>"
 
 
 def _kernel(kernel: events.KernelMade) -> str:
-    head = f"{escape(kernel.name)} <span class=dim>{escape(', '.join(kernel.origins[:4]))}</span>"
-    both = f'<div class="two"><div>{_pre(kernel.text().strip())}</div><div>{_source(kernel.locations)}</div></div>'
-    return _folded(head, both)
+    return _folded(_named(kernel), _code(kernel))
+
+
+def _named(kernel: events.KernelMade) -> str:
+    return f"{escape(kernel.name)} <span class=dim>{escape(', '.join(kernel.origins[:4]))}</span>"
+
+
+def _code(kernel: events.KernelMade) -> str:
+    return f'<div class="two"><div>{_pre(kernel.text().strip())}</div><div>{_source(kernel.locations)}</div></div>'
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -230,12 +263,13 @@ def _kernel(kernel: events.KernelMade) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One piece of work: from when to when, how deep it lies, and its name."""
+    """One piece of work: from when to when, how deep it lies, its name, and of which function it is a stage."""
 
     start: float
     end: float
     depth: int
     name: str
+    function: str = ""
 
 
 def bars(record: Record) -> list[Bar]:
@@ -259,7 +293,7 @@ def bars(record: Record) -> list[Bar]:
         depth = 1 if inside else 0
         made.append(Bar(start - shift, end - shift, depth, name))
         made += [
-            Bar(max(a, start) - shift, min(b, end) - shift, depth + 1, f"{stage}")
+            Bar(max(a, start) - shift, min(b, end) - shift, depth + 1, stage, name)
             for a, b, function, stage in stages
             if function == name and start - 1e-4 <= a and b <= end + 1e-4
         ]
@@ -277,24 +311,28 @@ def _flame(found: Contents) -> str:
         x, width = bar.start / total * WIDTH, max((bar.end - bar.start) / total * WIDTH, 0.5)
         text = f"{bar.name}: {milliseconds((bar.end - bar.start) * 1e3)}"
         colour = "var(--bar)" if bar.depth == 0 else "var(--bar2)"
-        label = bar.name[: int(width / 7)] if width > 30 else ""
+        label, where = (bar.name[: int(width / 7)] if width > 30 else ""), f'x="{x + 3:.2f}" y="{bar.depth * row + 14}"'
         shapes.append(
             f'<g><title>{escape(text)}</title><rect x="{x:.2f}" y="{bar.depth * row}" width="{width:.2f}" '
             f'height="{row - 2}" rx="2" fill="{colour}" stroke="var(--back)"/>'
-            f'<text x="{x + 3:.2f}" y="{bar.depth * row + 14}">{escape(label)}</text></g>'
+            f'<text class="{"" if bar.depth else "on"}" {where}>{escape(label)}</text></g>'
         )
     height = (max(bar.depth for bar in drawn) + 1) * row
     slowest = sorted((bar for bar in drawn if bar.depth), key=lambda bar: bar.start - bar.end)[:8]
     rows = "".join(
-        f"<tr><td>{escape(bar.name)}<td class=n>{milliseconds((bar.end - bar.start) * 1e3)}</tr>" for bar in slowest
+        f"<tr><td>{escape(bar.name)} <span class=dim>{escape(bar.function)}</span>"
+        f"<td class=n>{milliseconds((bar.end - bar.start) * 1e3)}</tr>"
+        for bar in slowest
     )
-    picture = f'<svg viewBox="0 0 {WIDTH:.0f} {height}" role="img" aria-label="flame chart">{"".join(shapes)}</svg>'
-    return f"{picture}<p class=dim>{milliseconds(total * 1e3)} in all; the longest stages:</p><table>{rows}</table>"
+    box = f'class="flame" viewBox="0 0 {WIDTH:.0f} {height}"'
+    picture = f'<svg {box} role="img" aria-label="flame chart">{"".join(shapes)}</svg>'
+    note = f"{milliseconds(total * 1e3)} in all; the longest stages:"
+    return f"<div class=wide>{picture}</div><p class=dim>{note}</p><table>{rows}</table>"
 
 
 def _memory(found: Contents) -> str:
     parts = []
-    for plan in found.plans:
+    for plan in (loaded.figures for loaded in found.plans):
         levels = [step.memory for step in plan.steps if step.memory is not None]
         if len(levels) != len(plan.steps) or not levels or not plan.peak:
             continue

@@ -1,4 +1,4 @@
-"""One line on a terminal while a compile takes long: function, the stage that ended last, kernels, seconds.
+"""One line on a terminal while a compile takes long: function, the stage that ended last or the kernel, seconds.
 
 Takes the event stream; writes to standard error, and takes the line away when the compile ends. Always holds: nothing
 is written before `PATIENCE` seconds, nor where standard error is no terminal.
@@ -25,20 +25,21 @@ class Progress:
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._shown = False
-        self._function, self._stage, self._kernels, self._started = "", "capture", 0, 0.0
+        self._function, self._stage, self._started = "", "capture", 0.0
 
     def listen(self, event: events.Event) -> None:
         """Takes in one event."""
         with self._lock:
             if isinstance(event, events.Started):
                 self._end()
-                self._function, self._stage, self._kernels = event.function, "capture", 0
+                self._function, self._stage = event.function, "capture"
                 self._started = time.monotonic()
                 self._wait(PATIENCE)
             elif isinstance(event, events.StageDone):
                 self._stage = event.stage
-            elif isinstance(event, events.KernelMade):
-                self._kernels += 1
+            elif isinstance(event, events.Generating):
+                last = event.number == event.total
+                self._stage = f"{'machine code, ' if last else ''}kernel {event.number} of {event.total}"
             elif isinstance(event, events.Ended):
                 self._end()
 
@@ -52,8 +53,7 @@ class Progress:
             if self._timer is not threading.current_thread():
                 return  # the compile has ended since
             seconds = time.monotonic() - self._started
-            kernels = f", {self._kernels} kernels" if self._kernels else ""
-            self._write(f"fusewright compiles {self._function}: {self._stage}{kernels}, {seconds:.0f} s")
+            self._write(f"fusewright compiles {self._function}: {self._stage}, {seconds:.0f} s")
             self._shown = True
             self._wait(PERIOD)
 

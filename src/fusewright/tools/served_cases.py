@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusewright.backends import aot_eager
+from fusewright.backends import aot_eager, eager
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base.errors import ServedCaseError
 from fusewright.base.events import Event, Served
@@ -60,12 +60,14 @@ def check(case: Served) -> None:
         lambda event: None,
         frame.backward,
     )
-    reference = converting(aot_eager.BACKEND.compile(to_compile), numbers)
+    plain = aot_eager.BACKEND if frame.level == "aten" else eager.BACKEND
+    reference = converting(plain.compile(to_compile), numbers)
+    differentiate = frame.backward is not None or (frame.level == "torch" and torch.is_grad_enabled())
     memory: dict[int, torch.Tensor] = {}
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        expected = _run(reference, _Twins(memory), given, frame.backward is not None)
-        found = _run(case.entry.graph, _Twins(memory), served, frame.backward is not None)
+        expected = _run(reference, _Twins(memory), given, differentiate)
+        found = _run(case.entry.graph, _Twins(memory), served, differentiate)
     difference = _difference(expected, found, random)
     if difference:
         raise ServedCaseError(f"{case.function}: {case.reason}, but a compile of this call alone differs: {difference}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -134,9 +134,11 @@ def compile_kernels(
     without: frozenset[str] = frozenset(),
     target: str = "native",
     checks: Mapping[str, Checks] = MappingProxyType({}),
+    tell: Callable[[int, int], None] = lambda number, total: None,
 ) -> CompiledModule:
     """Compiles `kernels`; equal ones share one function. `target`: this processor, or one of LEVELS; `without`:
-    features of this one not to use; `checks`: by name, the kernels whose accesses are checked.
+    features of this one not to use; `checks`: by name, the kernels whose accesses are checked; `tell`: is told the
+    number of each kernel before its code is written, and how many there are.
 
     Raises ValueError for an operation that `capabilities.supports` denies.
     """
@@ -145,7 +147,8 @@ def compile_kernels(
     functions: dict[str, str] = {}
     codes: dict[str, KernelCode] = {}
     texts: dict[Hashable, tuple[KernelText, Kernel]] = {}
-    for kernel in kernels:
+    for number, kernel in enumerate(kernels, 1):
+        tell(number, len(kernels))
         check = checks.get(kernel.name)
         structure = signature(kernel, by_place=True), check and check.told
         if structure not in texts:
