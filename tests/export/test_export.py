@@ -231,12 +231,109 @@ class _Steps(torch.nn.Module):
         return x
 
 
+class Holder:
+    """A result that is no container: tensors, numbers, dtypes, classes and objects of its own as attributes."""
+
+    def __init__(self, x):
+        self.x, self.more = x, {"twice": [x * 2, x.shape[0]]}
+        self.dtype, self.device, self.kind, self.none = x.dtype, x.device, Holder, None
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Deleting(Holder):
+    def __del__(self):
+        pass
+
+
+class _Keeping(torch.nn.Module):
+    """Stores what is there already."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.ones(4))
+
+    def forward(self, x):
+        self.table = self.table.to(x.dtype)
+        return x + self.table
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+
+
+def held(made):
+    return [type(made), made.more, {name: value for name, value in vars(made).items() if name not in ("inner", "more")}]
+
+
+def test_an_object_that_each_call_makes_is_a_result():
+    def model(x):
+        made = Holder(x + 1)
+        made.inner = Holder(x.sum(0))
+        return {"made": made}, x
+
+    module = fusewright.export(model, (torch.randn(1, 4),), dynamic_shapes=({0: Dim("batch")},)).module()
+    x = torch.randn(3, 4)
+    (got, same), (want, _) = module(x), model(x)
+    assert same is x
+    for one, other in ((got["made"], want["made"]), (got["made"].inner, want["made"].inner)):
+        assert_same(held(one), held(other))
+    assert module(x)[0]["made"] is not got["made"]
+
+
+def test_functions_with_their_own_gradient_are_exported_where_none_is_wanted():
+    x = torch.randn(2, 4, requires_grad=True)
+    with torch.no_grad():
+        assert_same(fusewright.export(_Doubled.apply, (x,)).module()(x), x.detach() * 2)
+    with pytest.raises(fusewright.GraphBreakError, match="autograd"):
+        fusewright.export(_Doubled.apply, (x,))
+
+
+def test_sizes_in_lists_that_are_compared_stay_free():
+    def model(x):
+        a, b, c = x.size()
+        assert list(x.size()) == [a, b, c] and [(a, [b])] == [(a, [b])] and (a, b) != (a, b, c)
+        assert not [a, b] < [a, b] and [a, b] <= [a, b, 1] and (a, 3) < (a, 4) and [a, c] != [a, c + 1]
+        return x * 2
+
+    module = fusewright.export(model, (torch.ones(1, 3, 4),), dynamic_shapes=({0: Dim("batch"), 1: Dim("b")},)).module()
+    assert_same(module(torch.ones(7, 2, 4)), torch.full((7, 2, 4), 2.0))
+
+
+def test_what_is_stored_where_it_was_is_no_change():
+    model, x = _Keeping(), torch.randn(3, 4)
+    assert_same(fusewright.export(model, (x,)).module()(x), model(x))
+
+
+OUTSIDE = Holder(torch.ones(1))
+
+
+def _twice(x):
+    one = Holder(x)
+    return one, one
+
+
 @pytest.mark.parametrize(
     "model, error",
     [
         (lambda x: x * x.sum().item(), fusewright.GraphBreakError),
         (_Steps(), fusewright.ExportError),
         (lambda x: iter([x]), fusewright.ExportError),
+        (lambda x: (OUTSIDE, x), fusewright.ExportError),
+        (lambda x: Slotted(x), (fusewright.ExportError, fusewright.GraphBreakError)),
+        (lambda x: Deleting(x), (fusewright.ExportError, fusewright.GraphBreakError)),
+        (_twice, fusewright.ExportError),
     ],
 )
 def test_what_a_program_cannot_hold_is_an_error(model, error):

@@ -154,10 +154,10 @@ def _good() -> bytes:
     return _kept[0]
 
 
-def rebuilt(change=None, more=(), compress=zipfile.ZIP_STORED) -> bytes:
+def rebuilt(change=None, more=(), compress=zipfile.ZIP_STORED, good=None) -> bytes:
     """The good file with parts changed, and valid checksums."""
     file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(_good())) as old, zipfile.ZipFile(file, "w", compress) as new:
+    with zipfile.ZipFile(io.BytesIO(good or _good())) as old, zipfile.ZipFile(file, "w", compress) as new:
         for name in old.namelist():
             data = old.read(name)
             new.writestr(name, change(name, data) if change else data)
@@ -254,6 +254,60 @@ def _header(edit):
 def test_a_part_that_lies_is_refused(change, message):
     with pytest.raises(fusewright.ProgramFileError, match=message):
         fusewright.load(rebuilt(change))
+
+
+class Held:
+    def __init__(self, x):
+        self.x, self.dtype, self.device, self.kind = x, x.dtype, x.device, Held
+
+
+class Trap:
+    def __init__(self):
+        raise AssertionError("loading a file runs nothing")
+
+    __setstate__ = __init__
+
+
+def object_file(edit=lambda made: None):
+    """A program that returns an object, with its container changed."""
+    data = written(fusewright.export(Held, (torch.ones(2),)))
+    return rebuilt(_signature(lambda s: edit(s["gives"])), good=data)
+
+
+def test_an_object_is_loaded_where_its_class_is_declared_safe():
+    with pytest.raises(fusewright.ProgramFileError, match=r"add_safe_globals"):
+        fusewright.load(object_file())
+    with torch.serialization.safe_globals([Held]):
+        loaded = fusewright.load(object_file())
+        file = io.BytesIO()
+        fusewright.package(loaded, file)
+        for run in (loaded.module(), fusewright.load_package(file.getvalue())):
+            made = run(torch.zeros(2))
+            assert type(made) is Held and made.kind is Held and made.dtype is torch.float32
+            assert made.device == torch.device("cpu") and torch.equal(made.x, torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda made: made.update(name="os.system"),
+        lambda made: made.update(name="subprocess.Popen"),
+        lambda made: made.update(name=f"{__name__}.Trap", keys=[], items=[]),
+        lambda made: made.update(name=["Held"]),
+        lambda made: made.update(keys=["x"]),
+        lambda made: made.update(keys=["x", "x", "x", "x"]),
+        lambda made: made.update(keys=[1, 2, 3, 4]),
+        lambda made: made.pop("keys"),
+        lambda made: made["items"][1].update(name="nn"),
+        lambda made: made["items"][1].update(kind="device", name="nowhere"),
+        lambda made: made["items"][1].update(items=[None]),
+        lambda made: made["items"][3].update(name="os.system"),
+        lambda made: made["items"][3].update(kind="object", items=[None] * 3),
+    ],
+)
+def test_an_object_that_lies_is_refused(edit):
+    with torch.serialization.safe_globals([Held]), pytest.raises(fusewright.ProgramFileError, match=r"signature\.json"):
+        fusewright.load(object_file(edit))
 
 
 def test_what_cannot_be_saved_is_an_error():

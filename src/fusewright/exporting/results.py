@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError
 from fusewright.capture.frame import CapturedFrame
+from fusewright.exporting.spec import opened
 
 
 class _Size(int):
@@ -33,7 +34,7 @@ def flat_results(
     result = made[0]
     places = {id(marker): place for place, marker in enumerate(markers)}
     memory = {marker.data_ptr(): place for place, marker in enumerate(markers) if isinstance(marker, torch.Tensor)}
-    leaves, spec = pytree.tree_flatten(result)
+    leaves, spec = opened(result, cast(Any, frame.finish(tuple(markers), None, model, *arguments))[0])
     found: list[tuple[str, Any]] = []
     for leaf in leaves:
         if id(leaf) in places:

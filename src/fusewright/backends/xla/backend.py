@@ -29,32 +29,40 @@ from fusewright.base.events import FellBack
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.nodes import written
+from fusewright.operators.spmd import LEAVE
 from fusewright.sizes.tensor_type import TensorType
 
 KEPT_SIZES = 32
 """Sets of sizes of one graph whose machine code is kept."""
 
 
+Make = Callable[[torch.fx.Graph, dict[str, Any]], "Program"]
+
+
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
-    graph = passes.run(to_compile.graph)
+    return compile_by(passes.run(to_compile.graph), to_compile, Program)
+
+
+def compile_by(graph: torch.fx.Graph, to_compile: GraphToCompile, make: Make) -> Callable[..., Any]:
+    """`graph`, the functional form of `to_compile.graph`, as a callable; `make` gives the program of each half."""
     if to_compile.backward is None:
-        return repeatable(_half(to_compile, graph, "forward"), graph)
-    half = functools.partial(_half, to_compile.without_examples())
+        return repeatable(_half(make, to_compile, graph, "forward"), graph)
+    half = functools.partial(_half, make, to_compile.without_examples())
     return repeatable(compile_joint(graph, to_compile, half), graph)
 
 
-def _half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
-    program = _program(to_compile, graph, direction)
+def _half(make: Make, to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
+    program = _program(make, to_compile, graph, direction)
     if program is not None:
         return below_autograd(program.run)
     run_with_grad_mode(graph)
     return below_autograd(to_compile.module(graph).forward)
 
 
-def _program(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Program | None:
+def _program(make: Make, to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Program | None:
     """None, after an event, for a graph that XLA does not compute. Raises BackendError under fullgraph."""
     try:
-        return Program(graph, to_compile.constants)
+        return make(graph, to_compile.constants)
     except NoRow as error:
         reason = str(error)
         if isinstance(error, FailedRow):
@@ -72,7 +80,7 @@ def _name(node: torch.fx.Node) -> str:
 
 def _without_row(node: torch.fx.Node) -> str | None:
     """What XLA cannot compute at this node, if anything."""
-    if node.op == "output" or node.target in (operator.getitem, written) or _writes(node):
+    if node.op == "output" or node.target in (operator.getitem, written) or writes(node):
         return None
     if node.op == "call_function" and _name(node) not in ROWS:
         return str(node.target)
@@ -84,17 +92,20 @@ def _without_row(node: torch.fx.Node) -> str | None:
     return f"{node.target} of {odd[0]}" if odd else None
 
 
-def _writes(node: torch.fx.Node) -> bool:
+def writes(node: torch.fx.Node) -> bool:
     return node.target is torch.ops.aten.copy_.default
 
 
-def _is_view(node: torch.fx.Node) -> bool:
+def is_view(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and len(schema.returns) == 1 and any(a.alias_info is not None for a in schema.arguments)
 
 
 class Program:
     """A graph as a callable. `tail`: the nodes that PyTorch runs, behind those of XLA; `wanted`: what it reads."""
+
+    axes: tuple[str, ...] = ()
+    """Of the mesh that the graph runs on."""
 
     def __init__(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> None:
         missing = sorted({name for node in graph.nodes if (name := _without_row(node)) is not None})
@@ -106,14 +117,14 @@ class Program:
         self.constants = [constants[node.target] for node in attributes]
         self.inputs += attributes  # they may change between calls
         self.output = graph.output_node()
-        tail = {node for node in graph.nodes if _writes(node)}
+        tail = {node for node in graph.nodes if writes(node)}
         pending = [*self.output.all_input_nodes, *(node for write in tail for node in write.all_input_nodes)]
         wanted = set()
         while pending:
             node = pending.pop()
             if node in tail or node in wanted or node in self.inputs:
                 continue
-            if _is_view(node):
+            if self.by_torch(node):
                 tail.add(node)
                 pending.extend(node.all_input_nodes)
             else:
@@ -123,28 +134,44 @@ class Program:
         self._compiled: dict[Any, Any] = {}
         self._check_rows()
 
+    def by_torch(self, node: torch.fx.Node) -> bool:
+        """Whether PyTorch makes what is read behind XLA, so that it shares memory as eager's does."""
+        return is_view(node)
+
     def _check_rows(self) -> None:
         """Raises NoRow, before any call, for what rows do not take. Sizes are known unless they depend on data."""
         kinds = [node.meta["type"] for node in self.inputs]
-        shapes = [(kind.shape, kind.dtype) if isinstance(kind, TensorType) else ((), torch.bool) for kind in kinds]
+        shapes = [
+            (self.shape_of(node), kind.dtype) if isinstance(kind, TensorType) else ((), torch.bool)
+            for node, kind in zip(self.inputs, kinds)
+        ]
         if all(isinstance(kind, TensorType) for kind in kinds) and _fixed(
             size for shape, _ in shapes for size in shape
         ):
             with jax.enable_x64(True):
                 structs = [jax.ShapeDtypeStruct(shape, DTYPES[dtype]) for shape, dtype in shapes]
-                jax.eval_shape(functools.partial(self.trace, ()), *structs)
+                jax.eval_shape(self.function(()), *structs)
+
+    def shape_of(self, node: torch.fx.Node) -> Sequence[Any]:
+        """Of the tensor that an input is."""
+        shape: Sequence[Any] = node.meta["type"].shape
+        return shape
+
+    def function(self, numbers: tuple[Any, ...]) -> Callable[..., Any]:
+        """What is compiled: arrays → `trace`'s results."""
+        return functools.partial(self.trace, numbers)
 
     def trace(self, numbers: Sequence[Any], *arrays: Any) -> Any:
         """The wanted values, and whether eager would raise an error."""
         left, given = iter(arrays), iter(numbers)
         known: dict[Any, Any] = {}
-        values = Values()
+        values = Values(axes=self.axes)
         for node in self.inputs:
             known[node] = next(left) if isinstance(node.meta["type"], TensorType) else next(given)
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 continue
-            if node.op == "call_function" and not _writes(node):
+            if node.op == "call_function" and not writes(node):
                 known[node] = _compute(values, node, known)
         bad = functools.reduce(jnp.logical_or, values.bad) if values.bad else None
         return [known[node] for node in self.wanted], bad
@@ -152,13 +179,22 @@ class Program:
     def split(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
         """Sizes, and tensors as arrays: without a copy where they are dense."""
         numbers = tuple(value for value in inputs if not isinstance(value, torch.Tensor))
-        return numbers, [_array(value) for value in inputs if isinstance(value, torch.Tensor)]
+        tensors = [(node, one) for node, one in zip(self.inputs, inputs) if isinstance(one, torch.Tensor)]
+        return numbers, [self.placed(node, array_of(value)) for node, value in tensors]
+
+    def placed(self, node: torch.fx.Node, array: Any) -> Any:
+        """An input, where XLA reads it."""
+        return array
+
+    def gathered(self, array: Any) -> Any:
+        """A result, where PyTorch reads it."""
+        return array
 
     def jitted(self, numbers: tuple[Any, ...], arrays: list[Any]) -> Any:
         key = (numbers, tuple((value.shape, value.dtype) for value in arrays))
         found = self._compiled.pop(key, None)
         if found is None:
-            found = jax.jit(functools.partial(self.trace, numbers))
+            found = jax.jit(self.function(numbers))
             if len(self._compiled) >= KEPT_SIZES:
                 self._compiled.pop(next(iter(self._compiled)))
         self._compiled[key] = found  # the latest stands last
@@ -174,7 +210,7 @@ class Program:
         known = dict(zip(self.inputs, inputs))
         taken = {value.data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
         for node, array in zip(self.wanted, made):
-            known[node] = _tensor(array, node.meta["type"], taken)
+            known[node] = _tensor(jax.tree.map(self.gathered, array), node.meta["type"], taken)
         for node in self.tail:
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = node.target(*args, **kwargs)
@@ -182,7 +218,7 @@ class Program:
         return tuple(results)
 
 
-def _array(value: torch.Tensor) -> Any:
+def array_of(value: torch.Tensor) -> Any:
     """Of the tensor's own memory where it is dense and lies as jax wants it."""
     if not value.numel():
         return jnp.zeros(value.shape, DTYPES[value.dtype])
@@ -225,7 +261,8 @@ def _compute(values: Values, node: torch.fx.Node, known: dict[Any, Any]) -> Any:
     except Exception as error:
         raise FailedRow(f"XLA's row for {node.target}: {type(error).__name__}: {error}") from error
     for each, one in zip(made, kind) if isinstance(kind, (tuple, list)) else ((made, kind),):
-        if each is not None and _fixed(one.shape) and each.shape != tuple(one.shape):
+        fixed = each is not None and _fixed(one.shape) and node.target is not LEAVE  # whose type is the whole's
+        if fixed and each.shape != tuple(one.shape):
             raise FailedRow(f"XLA's row for {node.target} gives {each.shape}, PyTorch {tuple(one.shape)}")
     known.update({(node, position): value for position, value in values.wrote.items()})
     return made
@@ -255,7 +292,7 @@ class Texts:
 
     def _compile(self, to_compile: GraphToCompile) -> Callable[..., Any]:
         graph = passes.run(to_compile.graph)
-        program = _program(to_compile, graph, "forward")
+        program = _program(Program, to_compile, graph, "forward")
         assert program is not None
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             numbers, arrays = program.split((*to_compile.example_inputs, *program.constants))

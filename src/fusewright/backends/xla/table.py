@@ -41,11 +41,13 @@ class Values:
     kind    the type, or types, of the result
     wrote   position of an argument that the operator writes to → its new value
     bad     conditions under which eager raises an error
+    axes    of the mesh, where the graph runs on one
     """
 
     kind: Any = None
     wrote: dict[int, Array] = field(default_factory=dict)
     bad: list[Array] = field(default_factory=list)
+    axes: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> Any:

@@ -37,6 +37,7 @@ from fusewright.capture.border.values.symbolic import (
     SYMBOLIC,
     concrete,
     concrete_inside,
+    is_concrete,
     is_open,
     stays_symbolic,
 )
@@ -231,6 +232,8 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
         if isinstance(other, torch.Tensor) or type(other) in PLAIN:
             return world.torch_call(row.function, (left, right), {})
     if left_type in CONTAINERS and right_type in CONTAINERS:
+        if left_type is right_type and left_type in (list, tuple) and not (is_concrete(left) and is_concrete(right)):
+            return _compare_elements(world, op, left, right)
         return native(row.function, concrete_inside(for_native(world, left)), concrete_inside(for_native(world, right)))
     if op == "!=" and _inherits_ne(world, left) and _inherits_ne(world, right):
         equal = compare(world, "==", left, right)
@@ -242,6 +245,14 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
         names = f"'{world.type_of(left).__name__}' and '{world.type_of(right).__name__}'"
         raise UserException(TypeError(f"'{op}' not supported between instances of {names}"))
     return result
+
+
+def _compare_elements(world: World, op: str, left: Any, right: Any) -> Any:
+    """Lists or tuples, element by element as Python does it: sizes in them stay symbolic."""
+    for one, other in zip(left, right):
+        if not (identical(one, other) or truth(world, compare(world, "==", one, other))):
+            return op == "!=" if op in ("==", "!=") else compare(world, op, one, other)
+    return COMPARE[op].function(len(left), len(right))
 
 
 def _inherits_ne(world: World, obj: Any) -> bool:

@@ -159,6 +159,8 @@ def _changes(world: World, writes: list[Shadow]) -> Iterator[str]:
     for namespace in world.written_dicts():
         for key, value in namespace.stores.items():
             before = namespace.real.get(key, DELETED)
+            known = world.outside(value)
+            value = value if known is None else known.real
             if value is not before and not (type(value) is type(before) and type(value) in ATOMS and value == before):
                 yield f"{namespace.source.text()}[{key!r}]"
     yield from (f".{store.name}" for store in world.effects.slots.values())

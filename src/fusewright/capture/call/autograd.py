@@ -50,18 +50,20 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Function.apply: a stand-in of the class whose methods are interpreted is applied natively, so that autograd's
     rules are its own."""
     cls, *values = args
-    _at_aten_level(tracer, "autograd-function", cls.__qualname__)
+    values = [tracer.world.materialise(value) for value in values]
+    differentiates = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in values
+    )
+    if differentiates or tracer.recorder.level != "aten":
+        _at_aten_level(tracer, "autograd-function", cls.__qualname__)
     if not tracer.assumptions.custom_gradients:
         raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward has effects beyond its result")
     if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
         raise GraphBreak(
             "autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients"
         )
-    values = [tracer.world.materialise(value) for value in values]
     recorder = tracer.recorder
-    if not (
-        torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
-    ):
+    if not differentiates:
         return unwatched(_stand_in(tracer, cls).apply, *values)
     again = tuple(_argument_again(value) for value in values)
     last, before = next(iter(reversed(recorder.graph.nodes)), None), stamp(tracer.world.effects)

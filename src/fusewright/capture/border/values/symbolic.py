@@ -50,6 +50,14 @@ def concrete_inside(value: Any, depth: int = 0) -> Any:
     return value if all(new is old for new, old in zip(elements, value)) else kind(elements)
 
 
+def is_concrete(values: Any, depth: int = 0) -> bool:
+    """Whether no element of a sequence, or of one in it, is symbolic."""
+    return depth > 8 or all(
+        type(value) not in SYMBOLIC and (type(value) not in (list, tuple) or is_concrete(value, depth + 1))
+        for value in values
+    )
+
+
 def stays_symbolic(op: str, left: Any, right: Any) -> bool:
     """Whether `left op right` may be computed on the symbols."""
     left_type, right_type = type(left), type(right)
