@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from fusewright import _native
+from fusewright.base.errors import FusewrightError
+from fusewright.base.libraries import library_path
 
-_LIBRARIES = ("libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libtorch_cuda.so")
+_LIBRARIES = ("torch_cpu", "torch_python", "c10", "torch_cuda")
 
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     # field of the native table: exported names, the first that exists is taken
@@ -70,12 +72,12 @@ _WRAPPED_KEYS = ("Conjugate", "Negative", "ZeroTensor", "Python", "Functionalize
 
 
 def _load(name: str) -> ctypes.CDLL | None:
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", name)
-    if not os.path.exists(path):
+    path = library_path(name)
+    if not path.exists():
         return None
     try:
         # RTLD_NOLOAD: only a library that PyTorch has loaded; another copy would have its own state.
-        return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
         return None
 
@@ -211,7 +213,13 @@ def _count_change(tensor: torch.Tensor) -> None:
 
 def configure(*, without: Iterable[str] = (), handle_offset: int | None = None) -> None:
     """Gives the native part its functions. `without` leaves optional functions out and `handle_offset=-1` the measured
-    layout (tests of the slower paths). Raises RuntimeError when this PyTorch lacks a function that nothing replaces."""
+    layout (tests of the slower paths). Raises RuntimeError when this PyTorch lacks a function that nothing replaces,
+    and FusewrightError where its libraries are not found at all."""
+    if "cpu" not in DEVICE_CODES:
+        raise FusewrightError(
+            f"backend 'native' calls PyTorch's C interface, which {library_path('torch_cpu')} would have, but it "
+            "cannot be loaded. Install PyTorch from its wheels, or name another backend, such as 'aot_eager'."
+        )
     offset = find_handle_offset() if handle_offset is None else handle_offset
     functions: dict[str, int] = {}
     for field, symbols in FUNCTIONS.items():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 import torch.fx._symbolic_trace
@@ -20,14 +19,14 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from fusewright import _native
+from fusewright.base.libraries import library_path
 from fusewright.capture.guards.types import GlobalState
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 # Devices whose tensors keep their sizes in the TensorImpl; for others a tensor guard asks Python.
 NATIVE_DEVICES = frozenset({"cpu", "cuda", "meta"})
 _MATMUL_PRECISIONS = ("highest", "high", "medium")
-_LIBRARIES = Path(torch.__file__).parent / "lib"
-_C10, _TORCH_CPU = str(_LIBRARIES / "libc10.so"), str(_LIBRARIES / "libtorch_cpu.so")
+_C10, _TORCH_CPU = str(library_path("c10")), str(library_path("torch_cpu"))
 _DTYPE_NAMES = (
     "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16 uint16 uint32 "
     "uint64 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2"

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fusewright.base.libraries import library_path
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import tree_size, values_of
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
@@ -72,8 +73,8 @@ def _machine(without: frozenset[str] = frozenset(), name: str = "native") -> _Ma
     else:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
-    library = _libtorch()
-    if library is not None:
+    library = library_path("torch_cpu")  # it exports SLEEF's functions
+    if library.exists():
         llvm.load_library_permanently(str(library))
     if name == "native":
         features = {name: on and name not in without for name, on in llvm.get_host_cpu_features().items()}
@@ -100,17 +101,8 @@ def _jit() -> Any:
     return machine.binding.create_lljit_compiler(machine.target_machine)
 
 
-def _libtorch() -> Path | None:
-    """The loaded library that exports SLEEF's functions."""
-    folder = Path(torch.__file__).parent / "lib"
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        if (folder / name).exists():
-            return folder / name
-    return None
-
-
-def _exported_symbols(library: Path | None) -> Any:
-    handle = None if library is None else ctypes.CDLL(str(library))
+def _exported_symbols(library: Path) -> Any:
+    handle = ctypes.CDLL(str(library)) if library.exists() else None
 
     @cache
     def exported(name: str) -> bool:
