@@ -1,10 +1,14 @@
 """Builds the one extension module, fusewright._native, from csrc/*.c and csrc/*.cpp (CPython API only: no PyTorch headers)."""
 
 import compileall
+import sys
 from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(f"fusewright's native part is built for Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}")
 
 
 class BuildNative(build_ext):

@@ -17,6 +17,11 @@
 // is never our own. This file is the only one that knows CPython's frame layout.
 #define Py_BUILD_CORE 1
 #include <Python.h>
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000  // before headers that may be others there
+#error "the frame hook knows CPython 3.11, 3.12 and 3.13"
+#endif
+
 #include <frameobject.h>
 #include "entry.h"
 #include "stack.h"
@@ -26,10 +31,6 @@
 #include <opcode.h>
 
 #include <stdbool.h>
-
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
-#error "the frame hook knows CPython 3.11, 3.12 and 3.13"
-#endif
 
 int fw_hook_regions = 0;
 

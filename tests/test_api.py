@@ -257,6 +257,25 @@ def test_dir_shows_public_names() -> None:
     assert {one.__name__ for one in told if one.__module__ == errors.__name__} - hidden <= set(fusewright.__all__)
 
 
+def test_warnings_name_the_users_line() -> None:
+    """Also where PyTorch's own code, or the compiler's, lies between."""
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor, text: str) -> torch.Tensor:
+            return x * len(text)
+
+    inner = Inner()
+    fusewright.compile_(inner, recompile_limit=1)
+    outer = nn.ModuleDict({"inner": inner})
+    with pytest.warns(fusewright.RecompileLimitWarning) as told:
+        for text in ("a", "bc"):
+            outer["inner"](torch.ones(2), text)
+    errors.warn_once.cache_clear()
+    with pytest.warns(fusewright.OptionWarning) as more:
+        fusewright.compile(lambda x: x + 1, mode="reduce-overhead")(torch.ones(2))
+    assert {one.filename for one in (*told, *more)} == {__file__}
+
+
 USER = """
 from typing import assert_type
 import torch, fusewright

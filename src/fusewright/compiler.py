@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 import types
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,6 +38,7 @@ from fusewright.base.errors import (
     RecompileLimitWarning,
     RuntimeFallback,
     describe_break,
+    warn,
 )
 from fusewright.base.events import (
     STREAM,
@@ -269,11 +269,10 @@ class Compiler:
             return
         failure, remedy = _most_blamed(blame)
         advice = f"{remedy} " if remedy else ""
-        warnings.warn(
+        warn(
             f"{name} was compiled {limit} times (recompile_limit) and runs eagerly for new cases from now on. "
             f"What kept failing: {failure}. {advice}Or raise recompile_limit.",
             RecompileLimitWarning,
-            stacklevel=4,
         )
 
     def _compile(
@@ -385,10 +384,9 @@ class Compiler:
         if self.settings.fullgraph:
             raise FusewrightError(f"{name} cannot be compiled: {what}") from error
         if not isinstance(error, RecursionError):  # which may depend on the caller's depth
-            warnings.warn(
+            warn(
                 f"{name} runs eagerly: {what}. Please report it with the output of FUSEWRIGHT_LOGS=internal_errors.",
                 InternalErrorWarning,
-                stacklevel=3,
             )
 
     def _name(self, function: types.FunctionType) -> str:

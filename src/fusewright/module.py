@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 
 from fusewright import _native
+from fusewright.base.errors import warn
 
 Wrap = Callable[[types.FunctionType], Callable[..., Any]]
 
@@ -153,11 +153,10 @@ class CompiledModuleBase(TwinBase):
     def _replicate_for_data_parallel(self) -> torch.nn.Module:
         # DataParallel makes new modules, with parameters of their own, at each call: compiled code would be for none
         # but the last.
-        warnings.warn(
+        warn(
             f"nn.DataParallel copies {type(self).__name__} at every call, and the copies run eagerly; "
             "nn.parallel.DistributedDataParallel, one process a GPU, runs compiled modules",
             UserWarning,
-            stacklevel=2,
         )
         return self._fusewright_original._replicate_for_data_parallel()  # type: ignore[no-any-return]
 

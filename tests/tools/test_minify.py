@@ -157,18 +157,28 @@ def test_a_planted_defect_is_found(defect: str, kind: str, culprit: str, operato
     assert run(program, tmp_path).returncode == 0, "it fails without the defect too"
 
 
-def test_the_functions_that_a_script_compiles_are_looked_at(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["fusewright.compile(mode='default')", "torch.compile(backend='inductor')"])
+def test_the_functions_that_a_script_compiles_are_looked_at(how: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(KERNEL)
     script = tmp_path / "script.py"
     script.write_text(
-        "import torch, fusewright\n\n@fusewright.compile(mode='default')\ndef f(x):\n    return torch.tanh(x) + 1\n\n"
-        "f(torch.randn(3, 5))\n"
+        f"import torch, fusewright\n\n@{how}\ndef f(x):\n    return torch.tanh(x) + 1\n\nf(torch.randn(3, 5))\n"
     )
     call = (
         f"from pathlib import Path; from fusewright.tools.minify import *; print(minify_script(Path({str(script)!r})))"
     )
     done = run(f"import fusewright; {call}", tmp_path)
     assert done.stdout.startswith("wrong: backend native, kernel fused_tanh"), done.stderr
+
+
+def test_a_script_that_compiles_nothing_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import torch\n")
+    with pytest.MonkeyPatch.context() as kept:
+        kept.setattr(sys, "argv", [])
+        kept.setattr(sys, "path", list(sys.path))
+        assert cli.main(["minify", str(script)]) == 2
+    assert "compiles nothing" in capsys.readouterr().err
 
 
 RECOMPILES = {

@@ -123,13 +123,15 @@ def _session(module: torch.fx.GraphModule, inputs: Any) -> _Session:
             what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise BackendError(f"an input of {what} cannot be handed to ONNX Runtime")
 
-    def free(node: torch.fx.Node) -> Any:
+    def free(node: torch.fx.Node, value: Any) -> Any:
+        """The sizes that may vary; PyTorch's exporter fixes those of 0 and 1."""
         kind = node.meta.get("type")
         if not isinstance(kind, TensorType):
             return Dim.AUTO
-        return {dim: Dim.AUTO for dim, size in enumerate(kind.shape) if not isinstance(size, int)} or None
+        sizes = enumerate(zip(kind.shape, value.shape))
+        return {dim: Dim.AUTO for dim, (size, real) in sizes if not isinstance(size, int) and real > 1} or None
 
-    shapes = tuple([free(node) for node in module.graph.find_nodes(op="placeholder")])
+    shapes = tuple([free(*pair) for pair in zip(module.graph.find_nodes(op="placeholder"), inputs)])
     examples = tuple([value.detach() if isinstance(value, torch.Tensor) else value for value in inputs])
     layout = _Layout()
     outer = _Outer(module, layout)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 from fusewright.base.break_catalogue import BREAKS
-from fusewright.base.location import Location
+from fusewright.base.location import Location, users_level
 from fusewright.base.records import dataclass
 
 
@@ -90,10 +90,15 @@ class OptionWarning(UserWarning):
     """An option has no effect here: it is for another kind of device, or another compiler's."""
 
 
+def warn(text: str, category: type[Warning]) -> None:
+    """A warning about the user's line that is running."""
+    warnings.warn(text, category, stacklevel=users_level())
+
+
 @functools.cache
-def warn_once(text: str, level: int = 2) -> None:
-    """An OptionWarning, the first time that its text is met. level: as in `warnings.warn`."""
-    warnings.warn(text, OptionWarning, stacklevel=level)
+def warn_once(text: str) -> None:
+    """An OptionWarning, the first time that its text is met."""
+    warn(text, OptionWarning)
 
 
 class CacheWarning(UserWarning):

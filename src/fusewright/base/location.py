@@ -70,6 +70,15 @@ def callers_line() -> str:
     return ""
 
 
+def users_level() -> int:
+    """The `stacklevel` by which a warning of the calling function names the user's line that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith((_OURS, _TORCH)):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def as_traceback(stack: Sequence[Location]) -> str:
     """The stack as Python's tracebacks show it."""
     lines = [

@@ -198,7 +198,9 @@ PEER_OPTIONS: dict[str, str] = {
     "triton.cudagraph_trees": "use 'triton.cudagraphs'",
     "triton.unique_kernel_names": "kernels have names of their own",
     "cpp.threads": "torch.set_num_threads says how many",
-    "compile_threads": "no compiler process is started",
+    "compile_threads": (
+        "a CPU needs no compiler process; one process compiles for a GPU, on all cores that the program may use"
+    ),
     "dynamic_shapes": _SIZES,
     "automatic_dynamic_shapes": _SIZES,
     "assume_static_by_default": _SIZES,

@@ -18,12 +18,11 @@ import secrets
 import stat
 import struct
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fusewright.base.errors import CacheWarning
+from fusewright.base.errors import CacheWarning, warn
 from fusewright.base.records import dataclass
 
 try:
@@ -354,7 +353,7 @@ class DiskCache:
             self._warn(text)
 
     def _warn(self, text: str) -> None:
-        warnings.warn(WARNED + text, CacheWarning, stacklevel=5)
+        warn(WARNED + text, CacheWarning)
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 
 from fusewright import _native
-from fusewright.base.errors import CacheWarning
+from fusewright.base.errors import CacheWarning, warn
 from fusewright.base.options import cache_folder, environment
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
@@ -223,11 +222,7 @@ def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
     try:
         head, _, code = unpack_kernel(path.stem, data).partition(b"\n")
     except DamagedEntry as error:
-        warnings.warn(
-            f"fusewright's disk cache: GPU kernel {path} is damaged ({error}); it is compiled again",
-            CacheWarning,
-            stacklevel=2,
-        )
+        warn(f"fusewright's disk cache: GPU kernel {path} is damaged ({error}); it is compiled again", CacheWarning)
         return None
     touch(path)
     return json.loads(head), code

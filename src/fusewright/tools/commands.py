@@ -123,7 +123,7 @@ def _report(arguments: argparse.Namespace) -> int:
 def _minify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=KINDS, default="wrong", help="what is the matter (default: a wrong result)")
     parser.add_argument("-o", "--output", type=Path, help="a file for the program that fails")
-    parser.add_argument("script", type=Path, help="a Python program that uses fusewright.compile")
+    parser.add_argument("script", type=Path, help="a Python program that uses fusewright.compile or torch.compile")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
 
 

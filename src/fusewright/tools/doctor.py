@@ -22,6 +22,7 @@ from fusewright import api
 from fusewright.base import options
 from fusewright.base.errors import CacheWarning, OptionError, near_misses
 from fusewright.runtime.host import store
+from fusewright.tools.bundle import bytes_text
 from fusewright.tools.check import Check, Finding
 
 PACKAGES = (
@@ -80,7 +81,7 @@ def environment() -> list[tuple[str, str]]:
         ("vectors", ", ".join(unit for unit in VECTOR_UNITS if unit in features) or "unknown"),
         ("threads", f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} between operators"),
         ("GPU", ", ".join(gpus) + f" (CUDA {torch.version.cuda})" if gpus else f"none (CUDA {torch.version.cuda})"),
-        ("cache", f"{len(cache.entries())} entries, {cache.size() >> 20} of {cache.limit >> 20} MiB"),
+        ("cache", f"{len(cache.entries())} entries, {bytes_text(cache.size())} of {bytes_text(cache.limit)}"),
     ]
     return rows + list(options.given_variables().items())
 
@@ -149,7 +150,8 @@ def _cache() -> Finding:
     if problem:
         return Finding("cache", "failure", f"the folder {cache.folder} {problem}: set FUSEWRIGHT_CACHE_DIR to another")
     damaged = cache.verify()
-    size = f"{len(cache.entries())} entries, {cache.size() >> 20} of at most {cache.limit >> 20} MiB, in {cache.folder}"
+    held, most = bytes_text(cache.size()), bytes_text(cache.limit)
+    size = f"{len(cache.entries())} entries, {held} of at most {most}, in {cache.folder}"
     if damaged:
         return Finding("cache", "warning", f"{size}\n{len(damaged)} damaged entries were removed")
     if cache.size() > 0.9 * cache.limit:

@@ -27,9 +27,11 @@ import torch.fx
 
 from fusewright import api
 from fusewright.base import events
+from fusewright.base.errors import OptionError
 from fusewright.base.options import SKIPPABLE
 from fusewright.base.records import dataclass, field, replace
 from fusewright.tools import bench
+from fusewright.tools.patching import patch
 
 Kind = Literal["wrong", "crash", "slow", "recompiles"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -133,29 +135,34 @@ def minify(
 
 
 def minify_script(script: Path, kind: Kind = "wrong") -> Minified | None:
-    """The same for what a script compiles by `fusewright.compile`: it is run once, eagerly, to note the graphs (for
-    "recompiles", the calls)."""
+    """The same for what a script compiles by `fusewright.compile` or `torch.compile`: it is run once, eagerly, to note
+    the graphs (for "recompiles", the calls). Raises OptionError where it compiles nothing."""
     cases: list[_Case] = []
     noted: list[_Noted] = []
     package: Any = sys.modules["fusewright"]
     original = package.compile
+    compiled = []
 
     def noting(model: Any = None, **arguments: Any) -> Any:
         if model is None:
             return functools.partial(noting, **arguments)
+        compiled.append(model)
         if kind == "recompiles":
             noted.append(_Noted(model, arguments))
             return noted[-1].eager()
         return original(model, **{**arguments, "backend": collector(cases), "mode": None, "options": None})
 
-    package.compile = noting
+    package.compile = api.compile = noting
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with patch():
+            runpy.run_path(str(script), run_name="__main__")
     finally:
-        package.compile = original
+        package.compile = api.compile = original
         for one in noted:
             if one.hook is not None:
                 one.hook.remove()
+    if not compiled:
+        raise OptionError(f"{script} compiles nothing: it calls neither fusewright.compile nor torch.compile")
     if kind == "recompiles":
         tried = (_minify_calls(one.model, one.calls, one.arguments) for one in noted)
         return next((found for found in tried if found is not None), None)

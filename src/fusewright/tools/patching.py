@@ -41,7 +41,7 @@ def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         unknown = {name for name, value in options.items() if name not in known or not _fits(name, value)}
         if unknown:
             names = ", ".join(sorted(unknown))
-            warn_once(f"fusewright leaves out options of torch.compile that it does not have: {names}", level=5)
+            warn_once(f"fusewright leaves out options of torch.compile that it does not have: {names}")
         theirs = sys.modules.get(PEER_CONFIG)
         options = {name: value for name, value in options.items() if name not in unknown}
         options |= {name: True for name in PEER_OPTIONS if getattr(theirs, name, False) is True}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from fusewright.backends.registry import Backend, GraphToCompile, below_autograd
 from fusewright.backends.repeat import repeatable
 from fusewright.backends.xla.rows import ROWS
 from fusewright.backends.xla.table import DTYPES, FailedRow, NoRow, Values, is_half
-from fusewright.base.errors import BackendError, InternalErrorWarning, RuntimeFallback
+from fusewright.base.errors import BackendError, InternalErrorWarning, RuntimeFallback, warn
 from fusewright.base.events import FellBack
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
@@ -67,7 +66,7 @@ def _program(make: Make, to_compile: GraphToCompile, graph: torch.fx.Graph, dire
         reason = str(error)
         if isinstance(error, FailedRow):
             why = f"{to_compile.function} runs with PyTorch's operators: {reason}"
-            warnings.warn(why, InternalErrorWarning, stacklevel=2)
+            warn(why, InternalErrorWarning)
     if to_compile.settings.fullgraph:
         raise BackendError(f"backend 'xla', {direction} of {to_compile.function}: {reason}")
     to_compile.notify(FellBack(f"{to_compile.function} {direction}", reason))
