@@ -97,7 +97,10 @@ MORE = [
     lambda x, index, source: x.masked_scatter(x > 0, source), lambda x, index, source: torch.diag_embed(x, 1, 0, 2),
     lambda x, index, source: torch.diagonal_scatter(x, source[0, :2], 1), lambda x, index, source: F.pad(x[None], (2, 1), "reflect"),
     lambda x, index, source: F.pad(x[None], (2, -1), "replicate"), lambda x, index, source: torch.rot90(x),
-    lambda x, index, source: torch.block_diag(x, source[0], source), lambda x, index, source: torch.cdist(x, source, 1.5),
+    lambda x, index, source: sum(x.split(2)) * 2,
+    lambda x, index, source: torch.addbmm(source[:3], x[None].mT, x[None], beta=0.6, alpha=2.5),
+    lambda x, index, source: torch.addr(x, x[:, 0], source[0], beta=0, alpha=3),
+    lambda x, index, source: x[0].masked_scatter(x > 0, source), lambda x, index, source: torch.block_diag(x, source[0], source), lambda x, index, source: torch.cdist(x, source, 1.5),
 ]  # fmt: skip
 
 

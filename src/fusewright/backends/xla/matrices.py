@@ -153,7 +153,8 @@ def _cross(values: Values, x: Array, y: Array, *, dim: int = -1) -> Array:
 
 
 def _affine(x: Array, product: Array, beta: Any, alpha: Any) -> Array:
-    return (x * beta if beta else 0) + product * alpha
+    beta, alpha = (jnp.asarray(factor).astype(product.dtype) for factor in (beta, alpha))  # 0.6 of integers is 0
+    return jnp.where(beta == 0, 0, x * beta) + product * alpha
 
 
 @row("addbmm.default")

@@ -94,7 +94,7 @@ def _slice_backward(values: Values, gradient: Array, shape: Any, dim: int, *part
 
 @row("split.Tensor", widens=False)
 def _split(values: Values, x: Array, size: int, dim: int = 0) -> list[Array]:
-    return jnp.split(x, range(size, x.shape[dim], size), dim)
+    return jnp.split(x, list(range(size, x.shape[dim], size)), dim)
 
 
 @row("split_with_sizes.default", widens=False)
@@ -423,9 +423,9 @@ ROWS |= {  # the same as values of their own
         ("permute_copy", "permute", "default"), ("unbind_copy", "unbind", "int"), ("t_copy", "t", "default"),
         ("unfold_copy", "unfold", "default"), ("unsqueeze_copy", "unsqueeze", "default"),
         ("transpose_copy", "transpose", "int"), ("split_with_sizes_copy", "split_with_sizes", "default"),
-        ("split_copy", "split", "Tensor"), ("unsafe_split", "split", "Tensor"), ("squeeze_copy", "squeeze", "default"),
+        ("split_copy", "split", "Tensor"), ("squeeze_copy", "squeeze", "default"),
         ("squeeze_copy", "squeeze", "dim"), ("squeeze_copy", "squeeze", "dims"), ("slice_copy", "slice", "Tensor"),
-        ("select_copy", "select", "int"), ("unsafe_split_with_sizes", "split_with_sizes", "default"),
+        ("select_copy", "select", "int"),
         ("detach_copy", "detach", "default"),
     )
     if f"{original}.{overload}" in ROWS

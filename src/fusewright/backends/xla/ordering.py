@@ -200,7 +200,7 @@ def _index_reduce(
 
 @row("masked_scatter.default", widens=False)
 def _masked_scatter(values: Values, x: Array, mask: Array, source: Array) -> Array:
-    mask = jnp.broadcast_to(mask, x.shape).reshape(-1)
+    mask, x = jnp.broadcast_to(mask, values.shape).reshape(-1), jnp.broadcast_to(x, values.shape)
     values.check(jnp.sum(mask) > source.size)
     if not source.size:
         return x
