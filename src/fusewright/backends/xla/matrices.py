@@ -138,6 +138,8 @@ def _slogdet(values: Values, x: Array) -> tuple[Array, Array, Array, Array]:
 
 @row("linalg_matrix_exp.default")
 def _matrix_exp(values: Values, x: Array) -> Array:
+    if is_half(DTYPES[values.kind.dtype]):
+        raise NoRow("the exponential of a matrix of halves, which PyTorch rounds after each step")
     return jsl.expm(x)
 
 
