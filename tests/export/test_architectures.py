@@ -61,7 +61,7 @@ def leaves(value: Any) -> list[Any]:
 def check(name: str, with_length: bool) -> None:
     model, args, kwargs = case(name)
     own = next((value.shape[1] for key, value in kwargs.items() if key in LENGTHS), 0)
-    batch, length = Dim("batch", min=1, max=8192), Dim("length", min=4, max=256 if own > 64 else 48)
+    batch, length = Dim("batch", min=1, max=8192), Dim("length", min=4, max=256 if own >= 64 else 48)
 
     def sizes(value: Any, key: str) -> Any:
         return None if not isinstance(value, torch.Tensor) else {0: batch, 1: length} if with_length and key in LENGTHS else {0: batch}

@@ -276,6 +276,8 @@ def _widened(value: Any) -> Any:
 
 
 def _narrowed(made: Any, kind: Any) -> Any:
+    if kind is None or made is None:
+        return made
     if isinstance(kind, (tuple, list)):
         return tuple(None if value is None else _narrowed(value, each) for value, each in zip(made, kind))
     return made.astype(DTYPES[kind.dtype])

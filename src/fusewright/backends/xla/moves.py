@@ -20,6 +20,7 @@ from fusewright.backends.xla.table import (
     axis,
     common,
     is_float,
+    is_half,
     plain,
     row,
     with_axis,
@@ -93,7 +94,7 @@ def _slice_backward(values: Values, gradient: Array, shape: Any, dim: int, *part
 
 @row("split.Tensor", widens=False)
 def _split(values: Values, x: Array, size: int, dim: int = 0) -> list[Array]:
-    return jnp.split(x, range(size, x.shape[dim], size), dim)
+    return jnp.split(x, list(range(size, x.shape[dim], size)), dim)
 
 
 @row("split_with_sizes.default", widens=False)
@@ -329,3 +330,108 @@ def _arange(values: Values, *ends: Any, **how: Any) -> Array:
     if not all(isinstance(value, int) for value in ends):
         raise NoRow("arange of floating-point numbers")
     return jnp.arange(*ends).astype(DTYPES[values.kind.dtype])
+
+
+@row("empty.memory_format", "new_empty.default", "empty_like.default", "empty_permuted.default", widens=False)
+def _empty(values: Values, *given: Any, **how: Any) -> Array:
+    return jnp.zeros(values.shape, DTYPES[values.kind.dtype])  # any numbers will do
+
+
+@row("linspace.default", widens=False)
+def _linspace(values: Values, start: Any, end: Any, steps: int, **how: Any) -> Array:
+    dtype = DTYPES[values.kind.dtype]
+    if not jnp.issubdtype(dtype, jnp.floating) or is_half(dtype):
+        raise NoRow(f"linspace of {dtype}")
+    step = jnp.asarray((end - start) / max(int(steps) - 1, 1), dtype)
+    places = jnp.arange(int(steps))
+    ahead = jnp.asarray(start, dtype) + step * places.astype(dtype)
+    back = jnp.asarray(end, dtype) - step * (int(steps) - 1 - places).astype(dtype)
+    return jnp.where(places < int(steps) // 2, ahead, back) if steps > 1 else jnp.full((int(steps),), start, dtype)
+
+
+@row("diag_embed.default", widens=False)
+def _diag_embed(values: Values, x: Array, offset: int = 0, first: int = -2, second: int = -1) -> Array:
+    size, ndim = x.shape[-1] + abs(offset), x.ndim + 1
+    places = jnp.arange(x.shape[-1])
+    made = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
+    made = made.at[..., places + max(-offset, 0), places + max(offset, 0)].set(x)
+    return jnp.moveaxis(made, (-2, -1), (first % ndim, second % ndim))
+
+
+@row("diagonal_scatter.default", widens=False)
+def _diagonal_scatter(
+    values: Values, x: Array, source: Array, offset: int = 0, first: int = 0, second: int = 1
+) -> Array:
+    made = jnp.moveaxis(x, (axis(x, first), axis(x, second)), (-2, -1))
+    places = jnp.arange(source.shape[-1])
+    made = made.at[..., places + max(-offset, 0), places + max(offset, 0)].set(source)
+    return jnp.moveaxis(made, (-2, -1), (axis(x, first), axis(x, second)))
+
+
+def _padded(mode: str) -> Any:
+    def compute(values: Values, x: Array, pads: Any) -> Array:
+        by_dim = [(int(low), int(high)) for low, high in zip(pads[::2], pads[1::2])][::-1]
+        for dim, (low, high) in enumerate(by_dim, x.ndim - len(by_dim)):
+            size = x.shape[dim]
+            if mode == "reflect" and max(low, high) >= size:
+                raise NoRow("a reflection by more than the size")
+            places = jnp.arange(-low, size + high)
+            places = (
+                (size - 1) - jnp.abs((size - 1) - jnp.abs(places)) if mode == "reflect" else places.clip(0, size - 1)
+            )
+            x = jnp.take(x, places, dim)
+        return x
+
+    return compute
+
+
+for _count in (1, 2, 3):
+    ROWS[f"reflection_pad{_count}d.default"] = Row(_padded("reflect"), False)
+    ROWS[f"replication_pad{_count}d.default"] = Row(_padded("edge"), False)
+
+
+@row("rot90.default", widens=False)
+def _rot90(values: Values, x: Array, times: int = 1, dims: Any = (0, 1)) -> Array:
+    return jnp.rot90(x, times, tuple(dims))
+
+
+@row("pixel_shuffle.default", widens=False)
+def _pixel_shuffle(values: Values, x: Array, factor: int) -> Array:
+    *lead, channels, height, width = x.shape
+    x = x.reshape(*lead, channels // factor**2, factor, factor, height, width)
+    at = len(lead)
+    return x.transpose(*range(at), at, at + 3, at + 1, at + 4, at + 2).reshape(values.shape)
+
+
+@row("pixel_unshuffle.default", widens=False)
+def _pixel_unshuffle(values: Values, x: Array, factor: int) -> Array:
+    *lead, channels, height, width = x.shape
+    x = x.reshape(*lead, channels, height // factor, factor, width // factor, factor)
+    at = len(lead)
+    return x.transpose(*range(at), at, at + 2, at + 4, at + 1, at + 3).reshape(values.shape)
+
+
+@row("channel_shuffle.default", widens=False)
+def _channel_shuffle(values: Values, x: Array, groups: int) -> Array:
+    return x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
+
+
+ROWS |= {  # the same as values of their own
+    f"{copied}.{overload}": ROWS[f"{original}.{overload}"]
+    for copied, original, overload in (
+        ("expand_copy", "expand", "default"), ("alias_copy", "alias", "default"), ("view_copy", "view", "default"),
+        ("permute_copy", "permute", "default"), ("unbind_copy", "unbind", "int"), ("t_copy", "t", "default"),
+        ("unfold_copy", "unfold", "default"), ("unsqueeze_copy", "unsqueeze", "default"),
+        ("transpose_copy", "transpose", "int"), ("split_with_sizes_copy", "split_with_sizes", "default"),
+        ("split_copy", "split", "Tensor"), ("squeeze_copy", "squeeze", "default"),
+        ("squeeze_copy", "squeeze", "dim"), ("squeeze_copy", "squeeze", "dims"), ("slice_copy", "slice", "Tensor"),
+        ("select_copy", "select", "int"),
+        ("detach_copy", "detach", "default"),
+    )
+    if f"{original}.{overload}" in ROWS
+}  # fmt: skip
+
+
+@row("narrow_copy.default", widens=False)
+def _narrow_copy(values: Values, x: Array, dim: int, start: Any, length: Any) -> Array:
+    return lax.dynamic_slice_in_dim(x, int(start) % max(x.shape[axis(x, dim)], 1), int(length), axis(x, dim))

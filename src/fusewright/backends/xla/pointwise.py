@@ -30,6 +30,10 @@ def _sign(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), 0, jnp.sign(x)) if is_float(x) else jnp.sign(x)
 
 
+def digamma(x: Array) -> Array:
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
+
+
 UNARY: dict[str, Callable[..., Any]] = {
     "relu": lambda x: jnp.maximum(x, 0),
     "neg": jnp.negative,
@@ -68,7 +72,7 @@ FLOATING: dict[str, Callable[..., Any]] = {
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
     "lgamma": lax.lgamma,
-    "digamma": lax.digamma,
+    "digamma": digamma,
 }  # fmt: skip
 """Unary operators that make floating-point numbers of integers."""
 

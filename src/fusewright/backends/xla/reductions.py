@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fusewright.backends.xla.table import ROWS, Array, NoRow, Row, Values, dims_of, floating, row, with_axis
+from fusewright.backends.xla.table import ROWS, Array, Row, Values, dims_of, floating, row, with_axis
 
 
 @row("sum.default", "sum.dim_IntList")
@@ -105,11 +105,32 @@ def _logsumexp(values: Values, x: Array, dims: Any, keep: bool = False) -> Array
     return jax.nn.logsumexp(floating(x), dims_of(x, dims), keepdims=keep)
 
 
+def norm(x: Array, p: Any, dims: tuple[int, ...] | None, keep: bool) -> Array:
+    """The vector norm of order p over these dimensions, by default all."""
+    size = jnp.abs(x)
+    if p == float("inf"):
+        return jnp.max(size, dims, keepdims=keep)
+    if p == float("-inf"):
+        return jnp.min(size, dims, keepdims=keep)
+    if p == 0:
+        return jnp.sum(x != 0, dims, keepdims=keep).astype(x.dtype)
+    if p == 1:
+        return jnp.sum(size, dims, keepdims=keep)
+    if p == 2:
+        return jnp.sqrt(jnp.sum(size * size, dims, keepdims=keep))
+    return jnp.sum(size ** jnp.asarray(p, x.dtype), dims, keepdims=keep) ** jnp.asarray(1 / p, x.dtype)
+
+
 @row("linalg_vector_norm.default")
-def _norm(values: Values, x: Array, order: Any = 2, dims: Any = None, keep: bool = False, dtype: Any = None) -> Array:
-    if order != 2:
-        raise NoRow(f"a norm of order {order}")
-    return jnp.sqrt(jnp.sum(jnp.square(x.astype(values.dtype)), dims_of(x, dims), keepdims=keep))
+def _vector_norm(
+    values: Values, x: Array, order: Any = 2, dims: Any = None, keep: bool = False, dtype: Any = None
+) -> Array:
+    return norm(x.astype(values.dtype), order, dims_of(x, dims), keep)
+
+
+@row("norm.ScalarOpt_dim", "norm.Scalar")
+def _norm(values: Values, x: Array, order: Any = 2, dims: Any = None, keep: bool = False) -> Array:
+    return norm(x.astype(values.dtype), 2 if order is None else order, dims_of(x, dims), keep)
 
 
 @row("_softmax.default")
