@@ -7,13 +7,19 @@ differ only as far as eager itself is from the same program in float64, times FA
 
 from __future__ import annotations
 
+import collections
+import functools
+import inspect
+import itertools
 import struct
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from fusewright.base.records import dataclass, field
+from fusewright.capture.border.values.constant import FROZEN_TYPES
 
 FACTOR = 4
 # What rounding may leave of results that cancel, as a part of the largest, or of 1.
@@ -66,8 +72,8 @@ class Walk:
         if known is not None or depth > DEEPEST:
             yield Leaf(path, (("identity", known),))
             return
-        # A constant tuple may be one object or several: nobody should ask.
-        if not isinstance(value, tuple):
+        # A constant tuple, or another immutable object, may be one object or several: nobody should ask.
+        if not isinstance(value, tuple) and kind not in FROZEN_TYPES:
             self.objects[id(value)] = len(self.objects)
             self.kept.append(value)
         if isinstance(value, torch.Tensor):
@@ -76,20 +82,10 @@ class Walk:
             yield from self.container(value, path, depth)
 
     def container(self, value: Any, path: str, depth: int) -> Iterator[Leaf]:
-        name = type(value).__name__
-        if isinstance(value, dict):
-            yield Leaf(path, (("class", name), ("value", str(len(value)))))
-            for number, (key, held) in enumerate(dict.items(value)):
-                yield from self.leaves(key, f"{path}.key{number}", depth + 1)
-                yield from self.leaves(
-                    held, f"{path}[{key!r}]" if isinstance(key, str | int) else f"{path}.{number}", depth + 1
-                )
-        elif isinstance(value, list | tuple):
-            yield Leaf(path, (("class", name), ("value", str(len(value)))))
-            for number, held in enumerate(value):
-                yield from self.leaves(held, f"{path}[{number}]", depth + 1)
-        else:
-            yield Leaf(path, (("class", name),))
+        held = list(parts(value))
+        yield Leaf(path, (("class", type(value).__name__), ("value", str(len(held)))))
+        for name, part in held:
+            yield from self.leaves(part, f"{path}{name}", depth + 1)
 
     def tensor(self, value: torch.Tensor, path: str, depth: int) -> Iterator[Leaf]:
         leaf = _said(lambda: value.is_leaf)
@@ -128,11 +124,123 @@ class Walk:
         return number, place - start
 
 
+Named = Iterator[tuple[str, Any]]
+
+
+def _of_dict(value: dict[Any, Any]) -> Named:
+    keys = collections.OrderedDict.__iter__ if isinstance(value, collections.OrderedDict) else dict.__iter__
+    for number, key in enumerate(list(keys(value))):
+        yield f".key{number}", key
+        yield f"[{key!r}]" if type(key) in (str, int) else f".{number}", dict.__getitem__(value, key)
+    if isinstance(value, collections.defaultdict):
+        yield ".default_factory", value.default_factory
+
+
+def _of_sequence(value: Any) -> Named:
+    iterate = next(kind.__iter__ for kind in (list, tuple, collections.deque) if isinstance(value, kind))
+    for number, held in enumerate(iterate(value)):
+        yield f"[{number}]", held
+    if isinstance(value, collections.deque):
+        yield ".maxlen", value.maxlen
+
+
+def _of_error(value: BaseException) -> Named:
+    yield from _named("args", "__cause__", "__context__", "__suppress_context__")(value)
+    yield ".lines", lines_of(value)
+
+
+def lines_of(error: BaseException) -> tuple[str, ...]:
+    """Where the program's own frames of a traceback stand: function and line."""
+    step, lines = error.__traceback__, []
+    while step is not None:
+        code = step.tb_frame.f_code
+        if code.co_filename.startswith("<fuzz"):
+            lines.append(f"{code.co_name}:{step.tb_lineno}")
+        step = step.tb_next
+    return tuple(lines)
+
+
+def _of_generator(value: Any) -> Named:
+    yield ".state", inspect.getgeneratorstate(value)
+    yield from _named("__name__", "__qualname__", "gi_yieldfrom")(value)
+    if value.gi_frame is not None:
+        yield ".line", value.gi_frame.f_lineno
+        yield ".locals", dict(sorted(value.gi_frame.f_locals.items()))
+
+
+def _of_function(value: types.FunctionType) -> Named:
+    yield ".line", f"{value.__qualname__} {value.__name__} {value.__module__} {value.__code__.co_firstlineno}"
+    for name in ("__defaults__", "__kwdefaults__", "__annotations__", "__dict__"):
+        if held := getattr(value, name):
+            yield f".{name}", held
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
+        yield f".cell {name}", cell
+
+
+def _of_class(value: type) -> Named:
+    yield ".name", value.__qualname__
+    if value.__module__ == "world":
+        yield ".bases", [base.__qualname__ for base in value.__mro__]
+        for name, held in vars(value).items():
+            if name not in ("__dict__", "__weakref__", "__doc__", "_abc_impl", "__slotnames__"):
+                yield f".{name}", held
+
+
+def _of_iterator(value: Any) -> Named:
+    yield ".parts", _said(value.__reduce__)
+
+
+def _named(*names: str) -> Callable[[Any], Named]:
+    return lambda value: ((f".{name}", getattr(value, name)) for name in names)
+
+
+# What an object of a type holds; the first row that fits counts.
+PARTS: tuple[tuple[tuple[type, ...], Callable[[Any], Named]], ...] = (
+    ((dict,), _of_dict),
+    ((list, tuple, collections.deque), _of_sequence),
+    ((set, frozenset), lambda value: ((".value", repr(one)) for one in sorted(map(repr, value)))),
+    ((BaseException,), _of_error),
+    ((types.GeneratorType,), _of_generator),
+    ((types.FunctionType,), _of_function),
+    ((types.CellType,), lambda value: ((".value", _said(lambda: value.cell_contents)) for _ in "1")),
+    ((types.MethodType,), _named("__func__", "__self__")),
+    ((classmethod, staticmethod), _named("__func__")),
+    ((property,), _named("fget", "fset")),
+    ((functools.partial,), _named("func", "args", "keywords")),
+    ((type,), _of_class),
+    (tuple(type(one) for one in ({}.keys(), {}.values(), {}.items())), lambda value: iter([(".held", list(value))])),
+    (
+        tuple(type(one) for one in (iter([]), reversed([]), iter(()), iter(range(0)), iter({}), iter({}.items())))
+        + (type(iter(set())), zip, map, filter, enumerate, itertools.islice, itertools.chain),
+        _of_iterator,
+    ),
+)
+
+
+def parts(value: Any) -> Named:
+    """What can be reached from an object, by name."""
+    for kinds, of in PARTS:
+        if isinstance(value, kinds):
+            yield from of(value)
+            break
+    if isinstance(value, types.FunctionType | type | types.ModuleType | types.MethodType):
+        return
+    try:
+        yield from ((f".{name}", held) for name, held in object.__getattribute__(value, "__dict__").items())
+    except AttributeError:
+        pass
+    for cls in type(value).__mro__:
+        if cls.__module__ == "world":
+            for name, held in vars(cls).items():
+                if isinstance(held, types.MemberDescriptorType):
+                    yield f".{name}", _said(lambda held=held: held.__get__(value))  # type: ignore[misc]
+
+
 def _said(ask: Callable[[], object]) -> object:
     """The answer, or the error that asking raises."""
     try:
         return ask()
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError, ValueError) as error:
         return str(error)[:60]
 
 

@@ -7,7 +7,11 @@ is made small before it is printed: lines, calls and settings go as long as the 
 from __future__ import annotations
 
 import argparse
+import ast
+import copy
 import itertools
+import math
+import os
 import queue
 import re
 import subprocess
@@ -16,13 +20,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from fusewright.base.records import dataclass
-from tests.fuzz import tensors
-from tests.fuzz.session import Finding, World, examine, printed, steps_of
+from tests.fuzz import python, tensors
+from tests.fuzz.session import Finding, World, errors_of, examine, printed, steps_of
 
 SLOWEST = 120.0  # seconds that one program may take, its shrinking included
-GENERATORS = {"tensors": tensors.program}
+GENERATORS = {"tensors": tensors.program, "python": python.program}
 SIMPLER = (
     (r"^SETTINGS = .+$", "SETTINGS = {}"),
     (r"(made\([^=]*?\)(?:, \w+)*[^()]*\)).+$", r"\1"),
@@ -41,55 +46,155 @@ SIMPLER = (
 
 def smaller(text: str) -> Iterator[str]:
     """Texts with one thing less, the largest cuts first."""
+    for length in (8, 4, 2):
+        for body, index in _places(ast.parse(text)):
+            if index % length == 0 and len(body) >= length:
+                yield from _cut(text, body[index : index + length], "statements")
+    for cut in CUTS:
+        for body, index in _places(ast.parse(text)):
+            yield from _cut(text, body[index : index + 1], cut)
     lines = text.splitlines()
-    starts = [place for place, line in enumerate(lines) if not line.startswith(" ")] + [len(lines)]
-    for start, end in reversed(list(itertools.pairwise(starts))):
-        if lines[start].startswith("def step"):
-            yield _text(lines[:start] + lines[end:])
-    for place, line in reversed(list(enumerate(lines))):
-        if not line.startswith("def "):
-            yield _text(lines[:place] + lines[place + 1 :])
     for place, line in enumerate(lines):
         for pattern, simple in SIMPLER:
             other = re.sub(pattern, simple, line)
             if other != line:
-                yield _text([*lines[:place], other, *lines[place + 1 :]])
+                yield "\n".join([*lines[:place], other, *lines[place + 1 :]]) + "\n"
+    yield from _simpler_expressions(text)
 
 
-def _text(lines: list[str]) -> str:
-    return "\n".join(lines) + "\n"
+CUTS = ("steps", "statements", "blocks")
 
 
-def shrunk(text: str, kind: str, seconds: float = SLOWEST / 2) -> str:
-    """The smallest text that was reached within the time and in which a difference of this kind is found."""
+def _cut(text: str, statements: list[ast.stmt], cut: str) -> Iterator[str]:
+    """The text with other statements in the place of some neighbours."""
+    spans = {(statement.lineno, statement.col_offset, type(statement)) for statement in statements}
+    for number in range(len(_others(statements[0], cut))):
+        tree = ast.parse(text)
+        for body in {id(body): body for body, _ in _places(tree)}.values():
+            found = [place for place, one in enumerate(body) if (one.lineno, one.col_offset, type(one)) in spans]
+            if found:
+                body[found[0] : found[-1] + 1] = _others(body[found[0]], cut)[number]
+                break
+        yield _text(tree)
+
+
+def _others(statement: ast.stmt, cut: str) -> list[list[ast.stmt]]:
+    """What may stand in the place of a statement."""
+    if isinstance(statement, ast.FunctionDef) and (statement.name == "program" or statement.name.startswith("step")):
+        return [[]] if cut == "steps" and statement.name != "program" else []
+    if cut == "statements":
+        return [[]]
+    if cut == "blocks":
+        held = [body for _, body in _bodies(statement)]
+        if isinstance(statement, ast.If | ast.For | ast.While | ast.Try):
+            held += [[_without(statement, name)] for name in ("orelse", "finalbody") if getattr(statement, name, ())]
+        return held
+    return []
+
+
+def _without(statement: ast.stmt, name: str) -> ast.stmt:
+    other = copy.copy(statement)
+    setattr(other, name, [])
+    return other
+
+
+def _bodies(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+    for name in ("body", "orelse", "finalbody"):
+        body = getattr(node, name, None)
+        if isinstance(body, list) and body:
+            yield node, body
+    for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield from _bodies(inner)
+
+
+def _places(node: ast.AST) -> Iterator[tuple[list[ast.stmt], int]]:
+    """Every statement, as a body and a place in it, outer ones and late ones first."""
+    for _, body in _bodies(node):
+        for index in reversed(range(len(body))):
+            yield body, index
+        for statement in reversed(body):
+            yield from _places(statement)
+
+
+def _text(tree: ast.Module) -> str:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and not body and not isinstance(node, ast.Module):
+            body.append(ast.Pass())
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def _simpler_expressions(text: str) -> Iterator[str]:
+    """An expression is replaced by one of its parts, an argument or an element goes."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr)]
+    for place, node in enumerate(nodes):
+        for number in range(len(_simpler(node))):
+            tree = ast.parse(text)
+            old = next(itertools.islice((n for n in ast.walk(tree) if isinstance(n, ast.expr)), place, None))
+            yield _text(_Replace(old, _simpler(old)[number]).visit(tree))
+
+
+def _simpler(node: ast.expr) -> list[ast.expr]:
+    if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del) or isinstance(node, ast.Name | ast.Constant):
+        return []
+    if isinstance(node, ast.JoinedStr | ast.FormattedValue):
+        return []
+    held = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+    for name in ("elts", "args", "keywords"):
+        if not isinstance(getattr(node, name, None), list):  # a lambda's arguments are a node
+            continue
+        for index in range(len(getattr(node, name))):
+            other = copy.copy(node)
+            setattr(other, name, [part for place, part in enumerate(getattr(node, name)) if place != index])
+            held.append(other)
+    return held
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self.new if node is self.old else self.generic_visit(node)
+
+
+def shrunk(text: str, like: str, seconds: float = SLOWEST / 2, most: float = math.inf) -> str:
+    """The smallest text that was reached within the time, or so many trials, and in which such a difference is
+    found."""
     end, again = time.monotonic() + seconds, True
     while again:
-        again = False
-        for other in smaller(text):
-            if time.monotonic() > end:
-                return text
-            found = found_in(other)
-            if found is not None and found.kind == kind:
-                text, again = other, True
+        again, tried = False, 0
+        while True:
+            for other in itertools.islice(smaller(text), tried, None):
+                tried, most = tried + 1, most - 1
+                if time.monotonic() > end or most < 0:
+                    return text
+                found = found_in(other)
+                if found is not None and found.like == like:
+                    text, again = other, True
+                    tried -= 1  # what stands in the place of what went
+                    break
+            else:
                 break
     return text
 
 
 def found_in(text: str) -> Finding | None:
     try:
-        return examine(text)
+        return examine(text) if errors_of(text) is not None else None
     except Exception:  # a cut has left text that is no program
         return None
 
 
 def child(generator: str, seeds: range) -> None:
     """Says `seed N`, then `found N` with the program's text up to a line of its own."""
+    sys.unraisablehook = lambda _: None  # generators that fail when they are collected
     for seed in seeds:
         print("seed", seed, flush=True)
         text = GENERATORS[generator](seed)
         found = examine(text)
         if found is not None:
-            text = shrunk(text, found.kind)
+            text = shrunk(text, found.like)
             print(f"found {seed} {found.kind}\n# {str(found_in(text) or found)[:400]!r}\n{text}.", flush=True)
     print("end", flush=True)
 
@@ -116,7 +221,10 @@ class Worker:
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
         command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--child", str(first), str(self.seeds.stop)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}  # sets of text are in the same order again
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         assert process.stdout is not None and process.stderr is not None
         errors = process.stderr
         heard: queue.Queue[str | None] = queue.Queue()

@@ -12,9 +12,15 @@ second eager world equals the first.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import linecache
 import math
 import random
+import signal
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -26,6 +32,7 @@ from fusewright.base.events import STREAM, Event, InternalError
 from fusewright.base.records import dataclass, field
 from tests.fuzz.compare import Leaf, difference, flatten
 from tests.fuzz.deviations import DEVIATIONS
+from tests.fuzz.python_classes import PRELUDE
 
 DTYPES = {
     "f16": torch.float16,
@@ -52,6 +59,11 @@ class Finding:
     step: str
     detail: str
 
+    @property
+    def like(self) -> str:
+        """What a smaller program's finding must share: the kind, and of a class which ones."""
+        return f"{self.kind}{self.detail.partition(': ')[2]}" if self.kind == "class" else self.kind
+
     def __str__(self) -> str:
         return f"{self.kind} in {self.step}: {self.detail}"
 
@@ -68,13 +80,13 @@ class World:
     hidden: frozenset[str] = frozenset()
     random: tuple[Any, ...] = ()
     error: Exception | None = None  # of the last step
+    python: bool = False  # whether what is said in errors and printed counts
 
     def __post_init__(self) -> None:
         _seed()
         self.names.update(self.prelude())
         self.hidden = frozenset(self.names)
-        code = compile(self.text, _file(self.text), "exec")
-        exec(code, self.names)  # text that a generator of this folder has written
+        exec(_compiled(self.text), self.names)  # text that a generator of this folder has written
         if self.compiled:
             settings = {"recompile_limit": 64, **self.names.get("SETTINGS", {})}
             if settings.get("backend", "native") == "native":
@@ -91,8 +103,15 @@ class World:
             "fusewright": fusewright,
             "made": self.make,
             "backward": backward,
+            "begin": self.begin,
             **dtypes,
         }
+
+    def begin(self) -> None:
+        """Gives the program the names that Python programs begin with."""
+        sys.modules.setdefault("world", types.ModuleType("world"))  # dataclasses ask for it
+        exec(_compiled(PRELUDE), self.names)
+        self.python = True
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
         if not self.wide:
@@ -126,13 +145,15 @@ class World:
         """Runs a step; gives everything that can be told afterwards."""
         result, error = None, None
         _set_random_state(self.random)
+        text = io.StringIO()
         try:
-            result = self.names[step]()
+            with contextlib.redirect_stdout(text):
+                result = self.names[step]()
         except Exception as raised:
-            error = raised.with_traceback(None)
+            error = raised if self.python else raised.with_traceback(None)
         self.random = _random_state()
         self.error = error
-        return flatten(self.roots(result, error))
+        return flatten({**self.roots(result, error), "printed": text.getvalue()})
 
     def roots(self, result: Any, error: Exception | None) -> dict[str, Any]:
         state = {
@@ -143,6 +164,8 @@ class World:
         # Of PyTorch's own exceptions only the class is promised.
         plain = error is not None and all(isinstance(value, str | int | float | tuple | None) for value in error.args)
         said = error and (type(error).__name__, *(error.args if plain and type(error) in TOLD else ()))
+        if self.python and error is not None:
+            said = error
         # How much an operator has drawn before it fails is nobody's business.
         drawn = None if error else (hash(self.random[0].numpy().tobytes()), hash(self.random[1]))
         return {"exception": said, "made": self.made, "result": result, "state": state, "generator": drawn}
@@ -211,6 +234,49 @@ def _replay(text: str, steps: list[str], wide: bool) -> list[Leaf] | None:
     return leaves
 
 
+class TooLong(BaseException):
+    """A program has run more lines than it may."""
+
+
+def errors_of(text: str, most: int = 20_000) -> int | None:
+    """How many steps raise in eager; None if the text does not run, or not within so many lines."""
+    left = most
+
+    def count(frame: types.FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise TooLong
+        return count
+
+    def enter(frame: types.FrameType, event: str, argument: object) -> Any:
+        return count if frame.f_code.co_filename.startswith("<fuzz") else None
+
+    def stop(number: int, frame: object) -> None:
+        raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
+
+    before, errors, handler = sys.gettrace(), 0, signal.signal(signal.SIGALRM, stop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 5, 0.02)
+            sys.settrace(enter)
+            world = World(text)
+            for step in steps_of(world):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    try:
+                        world.names[step]()
+                    except Exception:
+                        errors += 1
+        except (Exception, TooLong):  # text that is no program
+            return None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            sys.settrace(before)
+    return errors if left >= 0 else None
+
+
 def check(text: str) -> None:
     """Prints what is found."""
     print(examine(text) or "equal")
@@ -235,8 +301,9 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
     random.setstate(state[1])
 
 
-def _file(text: str) -> str:
-    """A name under which tracebacks and `inspect` find the text."""
+@functools.lru_cache(16)
+def _compiled(text: str) -> types.CodeType:
+    """The text's code, under a name with which tracebacks and `inspect` find the text."""
     name = f"<fuzz {hash(text) & 0xFFFFFFFF:x}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    return name
+    return compile(text, name, "exec")

@@ -36,8 +36,8 @@ def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
     wrong = replace(relu, function=lambda call, self, dims: relu.function(call, self))
     monkeypatch.setitem(registry._ROWS, flip, wrong)
     seeds = (seed for seed in range(400) if ".flip(" in tensors.program(seed))
-    text, kind = next((text, one.kind) for text in map(tensors.program, seeds) if (one := session.examine(text)))
-    small = run.shrunk(text, kind, seconds=20)
+    text, like = next((text, one.like) for text in map(tensors.program, seeds) if (one := session.examine(text)))
+    small = run.shrunk(text, like, seconds=20)
     assert len(small.splitlines()) <= 8
     assert ".flip(" in small
 

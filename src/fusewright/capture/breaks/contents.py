@@ -46,6 +46,21 @@ ITERATORS: tuple[type, ...] = (
     type(reversed({})), type(iter(collections.deque())),
 )  # fmt: skip
 
+# Those over dicts and sets cannot: by the type, what makes one of such a container.
+HASHED_ITERATORS: dict[type, str] = {
+    type(iter({})): "iter({})",
+    type(iter({}.values())): "iter({}.values())",
+    type(iter({}.items())): "iter({}.items())",
+    type(reversed({})): "reversed({})",
+    type(iter(set())): "iter({})",
+}
+
+
+def iterated(iterator: Any) -> tuple[Any, ...]:
+    """The dict or set that an iterator goes over, and how many elements it has given; nothing once it has ended."""
+    held = [one for one in gc.get_referents(iterator) if isinstance(one, dict | set | frozenset)]
+    return (held[0], len(held[0]) - iterator.__length_hint__()) if held else ()
+
 
 class Code(Protocol):
     """The code under construction (finish.py)."""
@@ -131,6 +146,8 @@ def parts(value: Any) -> Any:
         yield viewed(value)
     elif kind in (staticmethod, classmethod):
         yield value.__func__
+    elif kind in HASHED_ITERATORS:
+        yield from iterated(value)[:1]
     elif isinstance(value, ITERATORS):
         yield from _state_parts(value.__reduce__())
     elif isinstance(value, BaseException):

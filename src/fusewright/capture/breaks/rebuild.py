@@ -27,11 +27,13 @@ from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import ArrayMethod, TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES
+from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.breaks.contents import (
     FUNCTION,
+    HASHED_ITERATORS,
     ITERATORS,
     VIEWS,
     Code,
@@ -41,6 +43,7 @@ from fusewright.capture.breaks.contents import (
     exception_fields,
     held,
     is_waiting,
+    iterated,
     reaches_itself,
     viewed,
 )
@@ -171,6 +174,8 @@ def _is_bound(member: types.MemberDescriptorType, value: object) -> bool:
 def build_object(code: Code, value: Any) -> str:
     """An instance of a user class."""
     kind = type(value)
+    if kind in HASHED_ITERATORS:
+        return _build_hashed_iterator(code, value)
     if isinstance(value, ITERATORS):
         return _build_iterator(code, value)
     base = next((base for base in (int, float, complex, str, bytes) if isinstance(value, base)), None)
@@ -183,6 +188,25 @@ def build_object(code: Code, value: Any) -> str:
         )
     name = code.start(value, f"object.__new__({code.expression(kind)})")
     return _with_attributes(code, value, name)
+
+
+def _build_hashed_iterator(code: Code, value: Any) -> str:
+    """An iterator over a dict or a set: made of that again, so that it sees what happens to it."""
+    row, found = HASHED_ITERATORS[type(value)], iterated(value)
+    if not found:  # it has ended
+        name = code.start(value, row.format("set()" if isinstance(value, type(iter(set()))) else "{}"))
+        code.lines.append(f"next({name}, None)")
+        return name
+    held, given = found
+    try:
+        value.__reduce__()
+    except RuntimeError:
+        raise GraphBreak("cannot-rebuild", "an iterator over what has changed its size since") from None
+    if given and isinstance(held, set | frozenset):  # the order of another set is another
+        raise GraphBreak("cannot-rebuild", "an iterator in the middle of a set")
+    name = code.start(value, row.format(code.expression(held)))
+    code.lines += [f"next({name})"] * given
+    return name
 
 
 def _build_iterator(code: Code, value: Any) -> str:
@@ -256,6 +280,8 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
+    if type(value.__self__) is OutsideDict:  # a method of the stand-in's is one of the dict
+        return f"{code.expression(value.__self__)}.{value.__func__.__name__}"
     maker = code.bind("MethodType", types.MethodType)
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
+import functools
 import types
 
 import torch
@@ -262,3 +264,74 @@ def many_effects_of_every_kind():
         (x(), [], {}, set(), collections.deque(maxlen=2), ns()),
         (x(), [1], {0: 1}, {7}, collections.deque(), ns(a1=1)),
     ]
+
+
+@program
+def attributes_of_enumeration_members_outlive_the_call():
+    class Shade(enum.Enum):
+        RED = 1
+
+    held, names = [1], {"a": 1}
+
+    def f(x, number):
+        Shade.RED.held, Shade.RED.names = held, names
+        Shade.RED.count = getattr(Shade.RED, "count", 0) + number
+        held.append(number)
+        if number > 1:
+            del Shade.RED.names
+        return x + Shade.RED.count, Shade.RED.held is held
+
+    return f, [(x(), 1), (x(), 1), (x(), 2)], lambda: (vars(Shade.RED), held, names)
+
+
+@program("cannot-rebuild")
+def objects_of_classes_that_nobody_may_call():
+    def f(x, number):
+        return x + 1, functools.lru_cache(lambda v: v + number)
+
+    return lambda *args: f(*args)[1](2), [(x(), 1), (x(), 2)]
+
+
+@program("cannot-rebuild")
+def iterators_over_what_is_hashed():
+    names, numbers = {"a": 1, "b": 2}, {1, 2}
+
+    def f(x, key):
+        first, second, third, ended = iter(names), iter(names.items()), iter(numbers), iter({})
+        next(first)
+        next(ended, None)
+        kinds = [type(one).__name__ for one in (first, second, third, ended)]
+        return x + 1, first, second, third, ended, iter({x: 1}), reversed(names), kinds, iter({key}), iter({}.values())
+
+    return f, [(x(), "c"), (x(), "d")], lambda: (names, numbers)
+
+
+@program
+def iterators_see_what_happens_to_what_they_go_over():
+    names, numbers = {"a": 1}, {1}
+
+    def f(x):
+        return x + 1, iter(names), iter(numbers)
+
+    def grown(x):
+        made = f(x)
+        names[len(names)], _ = 2, numbers.add(len(numbers) + 5)
+        said = []
+        for one in made[1:]:
+            try:
+                next(one)
+            except RuntimeError as error:
+                said.append(str(error))
+        return made[0], said
+
+    return grown, [(x(),), (x(),)]
+
+
+@program
+def methods_of_dicts_leave_the_frame():
+    names = {"a": 1}
+
+    def f(x):
+        return x + 1, names.get, names.pop, names.keys, [names.setdefault]
+
+    return f, [(x(),), (x(),)], lambda: names

@@ -50,8 +50,15 @@ def descriptor_of(method: Any, owner: Any) -> Any:
 
 
 def native_new(cls: type) -> Any:
-    """The `__new__` of the nearest base that is written in C: what really allocates an instance."""
-    return next(base.__new__ for base in cls.__mro__ if not base.__flags__ & (1 << 9))
+    """The `__new__` of the nearest base that is written in C: what really allocates an instance. None for a class that
+    nobody may call (a type of iterators)."""
+    base: Any = cls
+    while not isinstance(base.__new__, types.BuiltinFunctionType):
+        base = base.__base__
+    return None if base.__flags__ & _DISALLOW_INSTANTIATION else base.__new__
+
+
+_DISALLOW_INSTANTIATION = 1 << 7
 
 
 def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:

@@ -22,6 +22,7 @@ from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import cls as classes, function as functions, process_group
+from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict, read_namespace
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source
@@ -288,6 +289,14 @@ _BINDERS = {
 }
 
 
+def _is_outside(world: World, obj: object) -> bool:
+    """Whether a store to the object must wait: it was there before. Members of enumerations have no record."""
+    kind = type(obj)
+    if kind in FROZEN_TYPES:
+        raise GraphBreak("opaque-object", f"a store to an attribute of a {kind.__qualname__}")
+    return world.is_raw(obj) or (issubclass(kind, enum.Enum) and not world.is_inside_class(kind))
+
+
 def setattr_object(world: World, obj: object, name: str, value: object) -> None:
     """`obj.name = value`."""
     custom = classes.python_method(world, type(obj), "__setattr__")
@@ -308,7 +317,7 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
     if name == "__context__":
         world.tracer.open_contexts.pop(id(obj), None)
     found = classes.guarded_lookup(world, kind, name)
-    raw = world.is_raw(obj)
+    raw = _is_outside(world, obj)
     if found is not MISSING and is_data_descriptor(world, found):
         if isinstance(found, property):
             if found.fset is None:
@@ -360,11 +369,11 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         if isinstance(deleter, types.FunctionType):
             world.tracer.call(deleter, (world.load(found, world.constant(found, name)), obj))
             return
-        if world.is_raw(obj) and isinstance(found, types.MemberDescriptorType):
+        if _is_outside(world, obj) and isinstance(found, types.MemberDescriptorType):
             bind(world, found, obj, kind, name)  # AttributeError when it is unbound
             world.effects.store_slot(obj, name, DELETED)
             return
-    if not world.is_raw(obj):
+    if not _is_outside(world, obj):
         native(object.__delattr__, obj, name)
         return
     namespace = instance_dict(world, obj)

@@ -1,0 +1,47 @@
+"""A sample of random Python programs; `python -m tests.fuzz.run python` runs as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusewright.capture.border.world import World
+from tests.fuzz import python, run, session
+
+SAMPLE, SWEEP = 40, 4000
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def check(seeds: range) -> None:
+    for seed in seeds:
+        text = python.program(seed)
+        found = session.examine(text)
+        assert found is None, f"seed {seed}: {found}\n{session.printed(text)}"
+
+
+def test_sample() -> None:
+    check(range(SAMPLE))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(SWEEP // 100))
+def test_sweep(part: int) -> None:
+    check(range(1000 + part * 100, 1100 + part * 100))
+
+
+def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = World.guard
+
+    def forgetful(self: World, kind: str, *rest: object) -> None:
+        if kind != "EQUALS":
+            guard(self, kind, *rest)
+
+    monkeypatch.setattr(World, "guard", forgetful)
+    texts = map(python.program, range(100))
+    text, like = next((text, one.like) for text in texts if (one := session.examine(text)) is not None)
+    small = run.shrunk(text, like, most=100)
+    assert len(small.splitlines()) < 0.75 * len(text.splitlines())
+    assert session.examine(small) is not None
+
+
+def test_the_same_seed_gives_the_same_program() -> None:
+    assert python.program(3) == python.program(3) != python.program(4)
