@@ -221,3 +221,49 @@ def test_what_an_index_places_is_not_what_it_is_placed_in(name: str, dynamic: bo
     eager, compiled = run(PLACED[name]), run(fusewright.compile(PLACED[name], dynamic=dynamic))
     assert compiled[1] == eager[1]
     assert torch.equal(compiled[0], eager[0])
+
+
+def narrowed(x: torch.Tensor) -> torch.Tensor:
+    x.as_strided((2, 2), (1, 1)).narrow(0, 0, 1).zero_()
+    return x + 1
+
+
+def every_other(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.unfold(0, 2, 1)[::2] = -1.0
+    return y
+
+
+def column(x: torch.Tensor) -> torch.Tensor:
+    x.unfold(0, 3, 1)[:, 1].mul_(2)
+    return x
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", [narrowed, every_other, column])
+def test_writes_through_a_part_of_a_view_whose_elements_share_memory(
+    function: Callable[[torch.Tensor], torch.Tensor], dynamic: bool | None
+) -> None:
+    compiled = fusewright.compile(function, dynamic=dynamic)
+    for size in (6, 7):
+        one, other = torch.arange(1.0, size), torch.arange(1.0, size)
+        assert torch.equal(compiled(one), function(other))
+        assert torch.equal(one, other)
+
+
+def repeated(x: torch.Tensor) -> torch.Tensor:
+    torch.tril_indices(x.numel(), x.numel())  # the number of elements becomes a guard
+    return x.repeat(2, 1, 1).frac()
+
+
+def divided(x: torch.Tensor) -> torch.Tensor:
+    torch.tril_indices(x.numel(), x.numel())
+    return torch.addcdiv(x, x, x).transpose(0, 1)
+
+
+@pytest.mark.parametrize("function", [repeated, divided])
+def test_a_product_of_sizes_that_is_a_number_keeps_the_layout(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    compiled = fusewright.compile(function)
+    for shape in ((3, 2), (3, 3), (4, 5)):
+        x = torch.rand(shape)
+        torch.testing.assert_close(compiled(x), function(x), check_stride=True)

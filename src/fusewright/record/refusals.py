@@ -19,6 +19,7 @@ from fusewright.operators.schema import argument, facts
 from fusewright.record.special_operators import SCALAR_READ
 from fusewright.record.traced_tensor import DATA_METHODS, TracedTensor, check_window
 from fusewright.sizes.strides import shares_elements
+from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -83,10 +84,12 @@ def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...],
         target = argument(func, args, kwargs, index)
         if type(target) is not TracedTensor:
             continue
-        # What is written to a part of a tensor must be seen through all of it.
-        root = view_chain(target.node)[0].meta["type"] if recorder.level == "aten" else target.tensor_type
+        # What is written to a part of a tensor must be seen through all of it, and through the views between.
+        types = [target.tensor_type]
+        if recorder.level == "aten":
+            types += [node.meta["type"] for node in view_chain(target.node)]
         examples = {} if recorder.env is None else recorder.env.examples
-        if shares_elements(target.tensor_type, examples) or shares_elements(root, examples):
+        if any(isinstance(type_, TensorType) and shares_elements(type_, examples) for type_ in types):
             raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
         if recorder.level == "aten":
             operands = [value for value in leaves((args, kwargs)) if type(value) is TracedTensor]
