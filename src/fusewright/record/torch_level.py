@@ -119,6 +119,8 @@ class TorchLevel:
     def adopt(self, result: object, node: torch.fx.Node) -> None:
         """Give the traced tensors in a torch-level call's result their nodes."""
         if isinstance(result, TracedTensor):
+            if result.recorder is not self.recorder:
+                return  # a body gives back a tensor of the graph around it, which keeps its node there
             result.node = node
             node.meta["type"] = result.tensor_type
             for dim, size in enumerate(result.tensor_type.shape):

@@ -208,3 +208,13 @@ def test_trees_are_traced() -> None:
         return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf + 1, (doubled, 3))
 
     torch.testing.assert_close(fusewright.compile(f, fullgraph=True)(X), f(X))
+
+
+@BACKENDS
+def test_a_body_that_gives_back_a_tensor_of_the_graph_around_it(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: nn.functional.dropout(x, 0.0), lambda x: x.contiguous(), (x,)) + x
+
+    compiled = fusewright.compile(f, fullgraph=True, backend=backend)
+    for x in (X.abs(), -X.abs()):
+        torch.testing.assert_close(compiled(x), eager(monkeypatch, f, x))

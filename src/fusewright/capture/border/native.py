@@ -11,6 +11,7 @@ that native code expects to see (StopIteration, KeyError…); so do Python funct
 from __future__ import annotations
 
 import os
+import re
 import signal
 import types
 from collections.abc import Callable, Iterator
@@ -37,7 +38,30 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
             refuse_if_shown((*args, *kwargs.values()))
         if isinstance(exception, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
             return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
-        raise UserException(exception) from None
+        unhashed = type(exception) is TypeError and exception.args[:1] == ("unhashable type: non-nested int",)
+        if unhashed and any(type(value) is list for value in args):
+            # What hashes the elements of a list only reads it.
+            return native(fn, *([_specialised(e) for e in v] if type(v) is list else v for v in args), **kwargs)
+        raise UserException(_in_public_words(exception, fn, args, kwargs)) from None
+
+
+# What stands for an object of the program, and the name by which messages shall call it.
+_PUBLIC = {"OutsideDict": "dict", "TracedTensor": "Tensor", "SymInt": "int", "SymFloat": "float", "SymBool": "bool"}
+_PRIVATE = re.compile(rf"\b(?:{'|'.join(_PUBLIC)})\b")
+
+
+def _in_public_words(exception: Exception, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Exception:
+    """The exception, with the classes in its message that the program has."""
+    text = exception.args[0] if type(exception) in (TypeError, AttributeError) and exception.args else None
+    if type(text) is not str or not _PRIVATE.search(text):
+        return exception
+    if text.startswith("OutsideDict."):  # a wrong number of arguments: a dict says it otherwise
+        try:
+            getattr({}, fn.__name__)(*args[len(args) and type(args[0]).__name__ == "OutsideDict" :], **kwargs)
+        except TypeError as own:
+            return own.with_traceback(None)
+    exception.args = (_PRIVATE.sub(lambda found: _PUBLIC[found[0]], text), *exception.args[1:])
+    return exception
 
 
 def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:

@@ -171,7 +171,7 @@ def dispatch(
     there."""
     result = _dispatch(world, row, function, left, right)
     if result is NotImplemented:
-        names = f"'{world.type_of(left).__name__}' and '{world.type_of(right).__name__}'"
+        names = f"'{classes.said_name(world.type_of(left))}' and '{classes.said_name(world.type_of(right))}'"
         raise UserException(TypeError(f"unsupported operand type(s) for {shown}: {names}"))
     return result
 
@@ -242,7 +242,7 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
     if result is NotImplemented:
         if op in ("==", "!="):
             return identical(left, right) is (op == "==")
-        names = f"'{world.type_of(left).__name__}' and '{world.type_of(right).__name__}'"
+        names = f"'{classes.said_name(world.type_of(left))}' and '{classes.said_name(world.type_of(right))}'"
         raise UserException(TypeError(f"'{op}' not supported between instances of {names}"))
     return result
 
@@ -481,7 +481,9 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
             return native(iter, obj)
         iterator: Any = world.tracer.call(method, (obj,))
         if classes.lookup(type(iterator), "__next__") is MISSING:
-            raise UserException(TypeError(f"iter() returned non-iterator of type '{world.type_of(iterator).__name__}'"))
+            raise UserException(
+                TypeError(f"iter() returned non-iterator of type '{classes.said_name(world.type_of(iterator))}'")
+            )
         return iterator  # type: ignore[no-any-return]
     if classes.lookup(kind, "__iter__") is MISSING and classes.python_method(world, kind, "__getitem__") is not None:
         return SequenceIterator(world, obj)

@@ -19,6 +19,7 @@ import torch
 from fusewright.capture.border.effects import contents
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline
+from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import ArrayMethod, TracedArray
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards.sources import Source
@@ -46,6 +47,8 @@ ITERATORS: tuple[type, ...] = (
     type(reversed({})), type(iter(collections.deque())),
 )  # fmt: skip
 
+# Methods that are written in C, with what they belong to.
+BOUND = (types.BuiltinFunctionType, types.MethodWrapperType, classes.BUILTIN_METHOD)
 # Those over dicts and sets cannot: by the type, what makes one of such a container.
 HASHED_ITERATORS: dict[type, str] = {
     type(iter({})): "iter({})",
@@ -130,6 +133,11 @@ def parts(value: Any) -> Any:
         yield from value.__dict__.values()
     elif kind is types.MethodType:
         yield from (value.__func__, value.__self__)
+    elif kind in BOUND:
+        if not isinstance(value.__self__, type | types.ModuleType):
+            yield value.__self__
+    elif kind is super:
+        yield value.__self__
     elif kind is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
     elif kind is TracedArray:

@@ -319,7 +319,7 @@ def _build_builtin(code: Code, value: Any) -> str:
     if descriptor is None:
         raise GraphBreak("cannot-rebuild", f"the method {value.__name__} of a {type(owner).__qualname__}")
     if descriptor is classes.lookup(type(owner), value.__name__):
-        return f"{code.expression(owner)}.{value.__name__}"
+        return f"({code.expression(owner)}).{value.__name__}"  # a number too
     return (
         f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it
     )

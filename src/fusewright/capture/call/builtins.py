@@ -131,7 +131,12 @@ def _delattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
 
 
 def _vars(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.world.getattr(args[0], "__dict__")
+    try:
+        return tracer.world.getattr(args[0], "__dict__")
+    except UserException as signal:
+        if isinstance(signal.exception, AttributeError):
+            raise UserException(TypeError("vars() argument must have __dict__ attribute")) from None
+        raise
 
 
 def _dir(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -312,6 +317,8 @@ def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 # Conversions.
 
+_NUMBER_METHODS = ("__int__", "__float__")  # what capture_scalar_outputs records
+
 
 def _convert(cls: type, method: str, code: str) -> Row:
     def convert(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -322,6 +329,8 @@ def _convert(cls: type, method: str, code: str) -> Row:
         if isinstance(obj, torch.Tensor):
             value = tracer.recorder.known_value(obj)
             if value is None:
+                if tracer.recorder.data_numbers and method in _NUMBER_METHODS and len(args) == 1 and not kwargs:
+                    return tracer.call(getattr(obj, method))
                 raise GraphBreak(code, f"{cls.__name__}(tensor)")
             return native(cls, value)
         if isinstance(obj, torch.SymInt) and cls is int:

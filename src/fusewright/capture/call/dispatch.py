@@ -21,6 +21,7 @@ import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import torch_function
+from fusewright.capture.border.effects import Effects, stamp
 from fusewright.capture.border.native import Trampoline, is_library, native, unwatched
 from fusewright.capture.border.values import array as arrays, cls as classes, function as functions, module as modules
 from fusewright.capture.border.values.constant import is_constant
@@ -212,6 +213,9 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
     known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
     if all(fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)):
+        # Its body may read what is not written yet.
+        if not library and (world.written_dicts() or stamp(world.effects) != stamp(Effects())):
+            raise GraphBreak("cached-function", f"{describe(fn)} after stores that it may read")
         for value in values:
             world.guard_identity(value)
         with torch.utils._python_dispatch._disable_current_modes():
@@ -268,7 +272,7 @@ def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     kind = type(fn)
     found = classes.guarded_lookup(world, kind, "__call__")
     if found is MISSING:
-        raise UserException(TypeError(f"'{kind.__name__}' object is not callable"))
+        raise UserException(TypeError(f"'{classes.said_name(world.type_of(fn))}' object is not callable"))
     if isinstance(found, types.WrapperDescriptorType):
         original = call_torch.original_of(fn)
         if original is not None:

@@ -61,6 +61,15 @@ def native_new(cls: type) -> Any:
 _DISALLOW_INSTANTIATION = 1 << 7
 
 
+def said_name(cls: type) -> str:
+    """The name under which CPython's messages speak of a class: a type that is written in C may say its module too."""
+    try:
+        type.__getattribute__(cls, "")
+    except AttributeError as error:
+        return str(error).split("'")[1]
+    return cls.__name__
+
+
 def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:
     """Names and descriptors of the `__slots__` that Python classes of the MRO define."""
     return [
@@ -133,7 +142,7 @@ def getattr_class(world: World, cls: type, name: str) -> object:
     fallback = python_method(world, meta, "__getattr__")
     if fallback is not None:
         return world.tracer.call(fallback, (cls, name))
-    raise UserException(AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'", name=name, obj=cls))
+    raise UserException(AttributeError(f"type object '{said_name(cls)}' has no attribute '{name}'", name=name, obj=cls))
 
 
 def _bind_to_class(world: World, found: Any, cls: type, name: str) -> object:

@@ -152,7 +152,9 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
         return value
     if found is not MISSING:
         return bind(world, found, obj, kind, name)
-    raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+    raise UserException(
+        AttributeError(f"'{classes.said_name(kind)}' object has no attribute '{name}'", name=name, obj=obj)
+    )
 
 
 _TRACEBACKS = ("__traceback__", "with_traceback")
@@ -243,11 +245,13 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
     record = world.outside(obj)
     if record is None:
         return native(found.__get__, obj, kind)
+    if classes.python_method(world, kind, "__getattr__") or classes.python_method(world, kind, "__getattribute__"):
+        raise GraphBreak("opaque-object", f"a slot of a {kind.__qualname__}, whose guard would run its __getattr__")
     stored = world.effects.read_slot(obj, name)
     if stored is not None:
         if stored.value is DELETED:
             raise UserException(
-                AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj)
+                AttributeError(f"'{classes.said_name(kind)}' object has no attribute '{name}'", name=name, obj=obj)
             )
         return stored.value
     try:
@@ -343,9 +347,12 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
         try:
             object.__setattr__(object(), name, None)
         except AttributeError as error:  # in the words of this version of CPython
-            text = str(error).replace("'object'", f"'{kind.__name__}'", 1)
+            text = str(error).replace("'object'", f"'{classes.said_name(kind)}'", 1)
         raise UserException(AttributeError(text, name=name, obj=obj))
-    namespace.store(name, value)
+    if type(namespace) is OutsideDict:
+        namespace.store(name, value)
+    else:  # its shadow has taken over
+        namespace[name] = value
 
 
 def delattr_object(world: World, obj: object, name: str) -> None:
@@ -377,6 +384,11 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         native(object.__delattr__, obj, name)
         return
     namespace = instance_dict(world, obj)
-    if namespace is None or namespace.lookup(name) is MISSING:
-        raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
-    namespace.remove(name)
+    if namespace is None or read_namespace(namespace, name) is MISSING:
+        raise UserException(
+            AttributeError(f"'{classes.said_name(kind)}' object has no attribute '{name}'", name=name, obj=obj)
+        )
+    if type(namespace) is OutsideDict:
+        namespace.remove(name)
+    else:
+        del namespace[name]
