@@ -127,7 +127,7 @@ def _dict_key(source: DictKey, locals: tuple[object, ...], function: types.Funct
 def _global(source: Global, function: types.FunctionType) -> object:
     if source.name in function.__globals__:
         return function.__globals__[source.name]
-    return function.__builtins__[source.name]  # type: ignore[union-attr]
+    return function.__builtins__[source.name]  # type: ignore[attr-defined]
 
 
 def _closure(source: Closure, function: types.FunctionType) -> object:
@@ -414,9 +414,9 @@ def guard_holds(
             case "SAME":
                 return at(guard.source) is at(guard.value)  # type: ignore[arg-type]
             case "DIFFERENT":
-                return _all_different([at(source) for source in guard.value])  # type: ignore[union-attr]
+                return _all_different([at(source) for source in guard.value])  # type: ignore[attr-defined]
             case "NO_OVERLAP":
-                return storages_are_apart(tuple(at(source) for source in guard.value))  # type: ignore[union-attr]
+                return storages_are_apart(tuple(at(source) for source in guard.value))  # type: ignore[attr-defined]
             case "BOUND":
                 try:
                     at(guard.source)
@@ -439,12 +439,10 @@ def guard_holds(
 def _short(value: object, depth: int = 0) -> str:
     if isinstance(value, torch.Tensor):  # its own text would show, and copy, its elements
         return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
-    if type(value) in (tuple, list):
-        shown = value[:3] if len(value) > 8 else value  # type: ignore[index, arg-type]
-        rest = f", ... {len(value)} in all" if len(value) > 8 else ""  # type: ignore[arg-type]
-        held = "..."  # it may hold itself
-        if depth < 4:
-            held = ", ".join(_short(one, depth + 1) for one in shown)  # type: ignore[union-attr]
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        shown = value[:3] if len(value) > 8 else value
+        rest = f", ... {len(value)} in all" if len(value) > 8 else ""
+        held = ", ".join([_short(one, depth + 1) for one in shown]) if depth < 4 else "..."  # it may hold itself
         return f"({held}{rest})"
     try:
         text = repr(value)
@@ -563,7 +561,7 @@ def failure_text(
         return f"{name} is gone"
     match guard.kind:
         case "TYPE":
-            return f"type({name}) was {value.__name__}, is {type(now).__name__}"  # type: ignore[union-attr]
+            return f"type({name}) was {value.__name__}, is {type(now).__name__}"  # type: ignore[attr-defined]
         case "LENGTH":
             return f"len({name}) was {value}, is {_length(now) if hasattr(now, '__len__') else _short(now)}"
         case "KEYS":
