@@ -51,7 +51,7 @@ BREAKS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("tensor-address", lambda x: x.data_ptr()),
     ("tensor-address", lambda x: x.untyped_storage()),
     ("autograd-call", lambda x: x.sum().backward()),
-    ("autograd-function", lambda x: Function.apply(x)),
+    ("autograd-function", lambda x: Function.apply(x.clone().requires_grad_())),
     ("disabled-function", lambda x: disabled(x)),
     ("clock", lambda x: time.time()),
     ("host-random", lambda x: random.randint(0, 9)),

@@ -22,7 +22,6 @@ from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import cls as classes, function as functions, process_group
-from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict, read_namespace
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source
@@ -245,8 +244,6 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
     record = world.outside(obj)
     if record is None:
         return native(found.__get__, obj, kind)
-    if classes.python_method(world, kind, "__getattr__") or classes.python_method(world, kind, "__getattribute__"):
-        raise GraphBreak("opaque-object", f"a slot of a {kind.__qualname__}, whose guard would run its __getattr__")
     stored = world.effects.read_slot(obj, name)
     if stored is not None:
         if stored.value is DELETED:
@@ -296,8 +293,6 @@ _BINDERS = {
 def _is_outside(world: World, obj: object) -> bool:
     """Whether a store to the object must wait: it was there before. Members of enumerations have no record."""
     kind = type(obj)
-    if kind in FROZEN_TYPES:
-        raise GraphBreak("opaque-object", f"a store to an attribute of a {kind.__qualname__}")
     return world.is_raw(obj) or (issubclass(kind, enum.Enum) and not world.is_inside_class(kind))
 
 
