@@ -77,3 +77,30 @@ def test_the_gradient_of_overlapping_windows(dynamic: bool | None) -> None:
             (result * torch.arange(float(result.numel())).reshape(result.shape)).sum().backward()
             gradients.append(x.grad)
         torch.testing.assert_close(gradients[1], gradients[0])
+
+
+TURNED = {
+    "view": lambda v: v.view(3, 3, 3),
+    "squeeze": lambda v: v.squeeze(0),
+    "part": lambda v: v[1:],
+    "transposed": lambda v: v.transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("of_view", [False, True])
+@pytest.mark.parametrize("name", TURNED)
+def test_views_of_a_tensor_that_is_turned_in_place(name: str, of_view: bool) -> None:
+    """A view keeps the gradient that it had before the tensor was turned."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        view = TURNED[name](made)
+        (view if of_view else made).transpose_(0, 2)
+        return view * torch.arange(float(view.numel())).view(view.shape) + made.sum()
+
+    gradients = []
+    for f in (function, fusewright.compile(function)):
+        x = torch.arange(27.0).view(3, 3, 3).requires_grad_()
+        f(x).sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
