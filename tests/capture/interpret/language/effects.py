@@ -335,3 +335,64 @@ def methods_of_dicts_leave_the_frame():
         return x + 1, names.get, names.pop, names.keys, [names.setdefault]
 
     return f, [(x(),), (x(),)], lambda: names
+
+
+@program("data-dependent-scalar")
+def a_bound_method_and_its_owner_stay_one():
+    names = {}
+
+    def f(x):
+        names.setdefault("q", []).append(x.tolist())
+        return x + 1, names["q"]
+
+    return f, [(x(),), (x(),)], lambda: names
+
+
+@program
+def attributes_are_stored_after_all_of_them_were_read():
+    one = types.SimpleNamespace(v=1, u=2)
+
+    def f(x):
+        names = list(vars(one))
+        one.w = x + 1
+        del one.u
+        one.u = 3
+        return names, one.w
+
+    return f, [(x(),), (x(),)], lambda: one
+
+
+@program
+def messages_name_the_programs_classes():
+    names, numbers = {"a": 1}, [1, 2]
+
+    def said(ask):
+        try:
+            return ask()
+        except (TypeError, AttributeError) as error:
+            return str(error)
+
+    def f(x):
+        return x + 1, [
+            said(lambda: {names}), said(lambda: -names), said(lambda: numbers[names]), said(lambda: "a".join([names])),
+            said(lambda: names()), said(lambda: names.get()), said(lambda: names.get(1, 2, 3)), said(lambda: hash(names)),
+            said(lambda: vars(1)), said(lambda: types.SimpleNamespace.m), said(lambda: collections.deque().m),
+            said(lambda: collections.deque() < 1), said(lambda: setattr(names, "x", 1)), said(lambda: "a".join([x])),
+        ]  # fmt: skip
+
+    return f, [(x(),), (x(),)]
+
+
+@program("cached-function")
+def a_cached_function_reads_what_was_written_before_it():
+    held = [1]
+
+    @functools.lru_cache
+    def cached(key):
+        return held[0] + key
+
+    def f(x, key):
+        held[0] += 5
+        return x + cached(key)
+
+    return f, [(x(), 1), (x(), 2), (x(), 1)], lambda: held
