@@ -50,10 +50,10 @@ def shares_in_part(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> b
 
 def shares_memory(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> bool:
     """Whether some of `others` touches elements of `written`, as the same view or in part."""
-    others = list(others)
-    places = [_place(other) for other in others if view_chain(other)[0] is view_chain(written)[0]]
-    mine = _place(written) if places else None
-    return bool(places) and (mine is None or mine in places or shares_in_part(written, others))
+    root = view_chain(written)[0]
+    related = [other for other in others if view_chain(other)[0] is root]
+    mine = _place(written) if related else None
+    return bool(related) and (mine is None or mine in map(_place, related) or shares_in_part(written, related))
 
 
 def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:

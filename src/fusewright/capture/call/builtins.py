@@ -317,8 +317,6 @@ def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 # Conversions.
 
-_NUMBER_METHODS = ("__int__", "__float__")  # what capture_scalar_outputs records
-
 
 def _convert(cls: type, method: str, code: str) -> Row:
     def convert(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -329,7 +327,7 @@ def _convert(cls: type, method: str, code: str) -> Row:
         if isinstance(obj, torch.Tensor):
             value = tracer.recorder.known_value(obj)
             if value is None:
-                if tracer.recorder.data_numbers and method in _NUMBER_METHODS and len(args) == 1 and not kwargs:
+                if tracer.recorder.data_numbers and cls is not complex and len(args) == 1 and not kwargs:
                     return tracer.call(getattr(obj, method))
                 raise GraphBreak(code, f"{cls.__name__}(tensor)")
             return native(cls, value)

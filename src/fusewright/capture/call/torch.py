@@ -542,14 +542,11 @@ def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     device asserts.)"""
     world = tracer.world
     made = world.torch_call(torch.nn.functional.one_hot, args, kwargs)
-    if tracer.recorder.level == "aten":  # the form for tracing keeps the layout of the classes
-        made = world.torch_call(torch.Tensor.contiguous, (made,), {})
+    if tracer.recorder.level != "aten":
+        return made
+    made = world.torch_call(torch.Tensor.contiguous, (made,), {})  # the form for tracing keeps the classes' layout
     classes = args[0] if args else kwargs.get("self", kwargs.get("tensor"))
-    if (
-        tracer.recorder.level == "aten"
-        and world.recorder_owns(classes)
-        and classes.device.type == "cpu"  # type: ignore[union-attr]
-    ):
+    if world.recorder_owns(classes) and classes.device.type == "cpu":  # type: ignore[union-attr]
         fit = tracer.call(
             operator.and_, (tracer.call(torch.ge, (classes, 0)), tracer.call(torch.lt, (classes, made.shape[-1])))
         )

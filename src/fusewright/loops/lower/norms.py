@@ -330,10 +330,8 @@ def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | Non
         running, training = tuple(head), False
     if not training:
         saved = inference_statistics(call, input, *running, eps)  # type: ignore[call-arg]
-        return (
-            call.lowering.value(call.type[0], inference(call.lowering, input, weight, bias, running, eps)),  # type: ignore
-            *saved,
-        )
+        result = inference(call.lowering, input, weight, bias, running, eps)  # type: ignore[arg-type]
+        return (call.lowering.value(call.type[0], result), *saved)
     if input.ndim < 2:
         raise Fallback("a batch without channels")
     outputs, average, squares = training_statistics(call, input, weight, bias, eps)
