@@ -147,9 +147,10 @@ def _value_text(value: Any) -> str:
 def minify(
     f: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, kind: Kind = "wrong"
 ) -> Minified | None:
-    """Finds what is at fault when compiled `f(*args, **kwargs)` is wrong (or raises), crashes or is slow, and a small
-    program that fails. None where nothing fails. A function with graph breaks is taken graph by graph. For
-    "recompiles", `args` is a list of calls: a tuple of arguments for each."""
+    """What is at fault when compiled `f(*args, **kwargs)` gives a wrong result or raises (kind "wrong"), crashes the
+    process ("crash") or is slow ("slow"), and a small program that fails. None where nothing fails. A function with
+    graph breaks is taken graph by graph. For "recompiles", `args` is a list of calls: a tuple of arguments for each."""
+    f = api._original(f)
     if kind == "recompiles":
         return _minify_calls(f, [(tuple(one), dict(kwargs or {})) for one in args], {})
     for case in collect(f, args, kwargs or {}):
