@@ -30,7 +30,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def rounded(value: Expression, dtype: torch.dtype) -> Expression:
-    """What memory of `dtype` would hold of `value`, in the dtype that it is computed in. What was computed is compared so
+    """What memory of `dtype` would hold of `value`, in the dtype that it is computed in. What was computed is compared
     with what was stored: a maximum equals one of its elements."""
     exact = isinstance(value, Apply) and value.op == "cast" and value.args[0].dtype == dtype
     return value if exact or compute_dtype(dtype) == dtype else ir.cast(ir.cast(value, dtype), value.dtype)
