@@ -104,3 +104,30 @@ def test_views_of_a_tensor_that_is_turned_in_place(name: str, of_view: bool) -> 
         f(x).sum().backward()
         gradients.append(x.grad)
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+NAN = float("nan")
+SPECIAL_VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max": lambda x: x.max().sqrt(), "min": lambda x: (-x).min().abs().sqrt(), "amax": lambda x: x.amax(0).sqrt(),
+    "median": lambda x: (x + 1).median().sqrt(), "nanmedian": lambda x: (x + 1).nanmedian().sqrt(),
+    "median of a line": lambda x: (x + 1).median(0)[0].sqrt(), "kthvalue": lambda x: x.kthvalue(3)[0].sqrt(),
+    "norm": lambda x: x.norm(p=float("inf")).sqrt(), "cummax": lambda x: x.cummax(0)[0].sqrt().sum(),
+    "clamp": lambda x: x.clamp(0.0).sqrt().sum(), "relu": lambda x: x.relu().sqrt().sum(),
+    "maximum": lambda x: torch.maximum(x, torch.zeros(3)).sqrt().sum(), "sgn": lambda x: (x * NAN).sgn().sum(),
+    "sign over": lambda x: (x * NAN).sign().div(x).sum(), "floor": lambda x: (x * NAN).floor().sum(),
+    "celu": lambda x: torch.celu(x * NAN).sum(), "hardtanh": lambda x: torch.nn.functional.hardtanh(x * NAN).sum(),
+    "hardswish": lambda x: torch.nn.functional.hardswish(x * NAN).sum(), "abs": lambda x: (x * NAN).abs().sum(),
+    "softshrink": lambda x: torch.nn.functional.softshrink(x * NAN).sum(), "gelu": lambda x: torch.nn.functional.gelu(x * NAN).sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0, -1.0), (0.0, -2.0, -1.0)])
+@pytest.mark.parametrize("name", SPECIAL_VALUES)
+def test_infinite_gradients_and_those_at_nan(name: str, values: tuple[float, ...]) -> None:
+    """What has no part in a result has a gradient of 0, whatever the result's is."""
+    found = []
+    for function in (SPECIAL_VALUES[name], fusewright.compile(SPECIAL_VALUES[name], fullgraph=True)):
+        x = torch.tensor(values, requires_grad=True)
+        function(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True, rtol=1e-6, atol=0)

@@ -214,6 +214,51 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
     return result
 
 
+# Formulas of PyTorch that give the gradient to the elements of a mask by a product if the tensors are a subclass's, as
+# traced ones are, and by masked_fill on a CPU: where the gradient is infinite they differ.
+_GIVEN_TO_A_MASK = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"})
+
+
+def _made_zero(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Zeros without memory (the gradient of sgn): kernels read memory."""
+    zeros = recorder.dispatch(aten.zeros.default, args, kwargs)
+    zeros.node.meta["zeros"] = True  # type: ignore[attr-defined]
+    return zeros
+
+
+def _in_formula(
+    func: OpOverload,
+) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
+    """A product or quotient inside PyTorch's formulas of gradients: zeros without memory stay zeros whatever they meet,
+    and a mask keeps what is outside of it at 0."""
+
+    def scaled(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if not recorder.lines.active or kwargs:
+            return NotImplemented
+        known = [one for one in args if isinstance(one, TracedTensor) and one.node.meta.get("zeros")]
+        if known and (len(known) == 2 or func is aten.mul.Tensor or known[0] is args[0]):
+            recorder.lines.active = False
+            try:
+                shaped = recorder.dispatch(func, args, kwargs)  # for its shape and dtype alone
+            finally:
+                recorder.lines.active = True
+            options = {"dtype": shaped.dtype, "device": shaped.device}  # type: ignore[attr-defined]
+            return _made_zero(recorder, (shaped.shape,), options)  # type: ignore[attr-defined]
+        mask, value = args
+        if (
+            func is aten.mul.Tensor
+            and isinstance(mask, TracedTensor)
+            and mask.dtype is torch.bool
+            and mask.device.type == "cpu"
+            and isinstance(value, TracedTensor)
+            and getattr(torch._C._current_autograd_node(), "name", str)() in _GIVEN_TO_A_MASK
+        ):
+            return recorder.dispatch(aten.where.ScalarOther, (mask, value, 0), {})
+        return NotImplemented
+
+    return scaled
+
+
 _COLLECTIVES = {torch.ops._c10d_functional.wait_tensor.default: _wait} if torch.distributed.is_available() else {}
 
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
@@ -223,10 +268,9 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     **{func: _view_in_place(func, form) for func, form in _IN_PLACE_VIEWS.items()},
     **{func: _default_generator(form) for func, form in _WITH_GENERATOR},
     aten.lift_fresh.default: _lift_fresh,
-    # Zeros without memory (the gradient of sgn): kernels read memory.
-    aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(
-        aten.zeros.default, args, kwargs
-    ),
+    aten._efficientzerotensor.default: _made_zero,
+    aten.mul.Tensor: _in_formula(aten.mul.Tensor),
+    aten.div.Tensor: _in_formula(aten.div.Tensor),
     aten.resize_.default: _resize,
     aten.empty_strided.default: _empty_strided,
     aten.new_empty_strided.default: _empty_strided,

@@ -21,6 +21,7 @@ class Recorder(Protocol):
     has_floats: bool
     data_numbers: bool
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
+    lines: Any  # record/forward_lines.py
     waited: dict[torch.fx.Node, Any]
     collectives: list[tuple[object, Callable[[], None]]]
 

@@ -43,3 +43,34 @@ def test_as_near_as_eager(name: str, dtype: torch.dtype, shape: tuple[int, int])
     ours, theirs = (((result.double() - exact).abs() / unit)[counts].max().item() for result in (got, eager))
     assert ours <= theirs + 2
     torch.testing.assert_close(got[~counts], eager[~counts])
+
+
+CHOICES: dict[str, Function] = {
+    "equal": lambda y: y == y.max(), "not less": lambda y: y >= y.amax(1, True), "number": lambda y: y > 0.5,
+    "argmax": lambda y: y.argmax(), "argmin of columns": lambda y: y.argmin(0), "argmax of rows": lambda y: y.argmax(1),
+    "position": lambda y: y.max(1)[1], "cummax": lambda y: y.cummax(1)[1], "median": lambda y: y.median(1)[1],
+    "isclose": lambda y: torch.isclose(y, y.amax(), 0, 0), "maximum": lambda y: torch.maximum(y, y.amax()) == y,
+    "isin": lambda y: torch.isin(y, y.amax()), "kthvalue": lambda y: y.kthvalue(2)[1],
+    "pooled": lambda y: F.max_pool1d(y[None], 2, return_indices=True)[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CHOICES)
+def test_values_are_compared_as_they_are_stored(name: str, dtype: torch.dtype) -> None:
+    """A value that one kernel keeps in a higher precision is compared with one that was stored."""
+    for seed in range(4):
+        x = torch.randn(40, 50, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(fusewright.compile(lambda x: CHOICES[name](x * 1.1))(x), CHOICES[name](x * 1.1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ["max", "amax", "median"])
+def test_the_gradient_of_an_extreme_reaches_its_elements(name: str, dtype: torch.dtype) -> None:
+    given = torch.randn(300, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    found = []
+    for function in (lambda x: getattr(x * 1.1, name)(), fusewright.compile(lambda x: getattr(x * 1.1, name)())):
+        x = given.clone().requires_grad_()
+        function(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])

@@ -29,6 +29,13 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
+def rounded(value: Expression, dtype: torch.dtype) -> Expression:
+    """What memory of `dtype` would hold of `value`, in the dtype that it is computed in. What was computed is compared
+    with what was stored: a maximum equals one of its elements."""
+    exact = isinstance(value, Apply) and value.op == "cast" and value.args[0].dtype == dtype
+    return value if exact or compute_dtype(dtype) == dtype else ir.cast(ir.cast(value, dtype), value.dtype)
+
+
 def widen(value: Expression) -> Expression:
     return ir.cast(value, compute_dtype(value.dtype))
 

@@ -367,13 +367,15 @@ def heaviside(call: Call, self: Value, values: Value) -> Value:
 @lowers(*(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar")))
 def compare(call: Call, self: Value, other: Any) -> Value:
     name = call.target._schema.name.partition("::")[2]
+    dtype = computing((self, other))
 
-    def compute(a: Expression, b: Expression) -> Expression:
-        if a.dtype is torch.bool:
-            a, b = ir.cast(a, torch.uint8), ir.cast(b, torch.uint8)
-        return ex.apply(name, a, b, dtype=torch.bool)
+    def compared(value: Any) -> Expression:
+        found = operand(call, value, dtype)
+        if dtype is torch.bool:
+            return ir.cast(found, torch.uint8)
+        return ex.rounded(found, value.dtype) if isinstance(value, Value) else found
 
-    return elementwise(call, compute, (self, other))
+    return call.result(ex.apply(name, compared(self), compared(other), dtype=torch.bool))
 
 
 @lowers("logical_and", "logical_or", "logical_xor")

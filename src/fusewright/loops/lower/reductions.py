@@ -153,7 +153,7 @@ def extreme(call: Call, self: Value, dim: Any = None, keepdim: bool = False) -> 
 def arg_extreme(call: Call, self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     kind: ReductionKind = "argmax" if call.target._schema.name == "aten::argmax" else "argmin"
     space = space_of(self, dim)
-    return reduce_into(call, kind, space, comparable(call, self, space), keepdim)
+    return reduce_into(call, kind, space, ex.rounded(comparable(call, self, space), self.dtype), keepdim)
 
 
 @lowers("max.dim", "min.dim")
@@ -162,7 +162,7 @@ def extreme_with_position(call: Call, self: Value, dim: int, keepdim: bool = Fal
     is_max = call.target._schema.name == "aten::max"
     low.shared(self)
     space = space_of(self, dim)
-    x = comparable(call, self, space)
+    x = ex.rounded(comparable(call, self, space), self.dtype)
     axes = space.kept(keepdim)
     return (
         low.reduce("max" if is_max else "min", call.type[0], axes, space.reduced, x),

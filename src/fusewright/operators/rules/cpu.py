@@ -23,8 +23,10 @@ from fusewright.operators.rules.common import (
     is_channels_last,
     is_contiguous,
     is_integral,
+    less,
     preserved_strides,
     promote,
+    same,
     same_shape,
     suggested_strides,
     suggests_channels_last,
@@ -109,6 +111,12 @@ def _vectors_by_column(position: int) -> Correction:
 
 def _index_fill(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
     return replace(said, stride=preserved_strides(self))
+
+
+def _copied_with_gaps(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
+    """A copy of the whole memory that `self` lies in, unless some of its elements share memory."""
+    overlaps = any(size != 1 and same(step, 0) and less(1, size) for size, step in zip(self.shape, self.stride))
+    return replace(said, stride=preserved_strides(self) if overlaps else self.stride)
 
 
 def _max_unpool2d(said: TensorType, input: TensorType, *rest: Any) -> TensorType:
@@ -254,6 +262,9 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.rrelu_with_noise.default: lambda said, *args: _contiguous(said),
     aten.rrelu_with_noise_functional.default: lambda said, *args: (_contiguous(said[0]), *said[1:]),
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
+    **dict.fromkeys(
+        (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default), _copied_with_gaps
+    ),
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
     aten.mkldnn_rnn_layer.default: _rnn_layer,
