@@ -12,14 +12,12 @@ from fusewright.api import (
     aot,
     compile,
     compile_,
-    explain,
     export,
     get_default_backend,
     hlo,
     list_backends,
     load,
     load_package,
-    minify,
     package,
     register_backend,
     reset,
@@ -69,6 +67,8 @@ if TYPE_CHECKING:  # these are imported when they are asked for, by _LAZY: a sta
     from fusewright.tools.bench import benchmark
     from fusewright.tools.bundle import load_cache_artifacts, save_cache_artifacts
     from fusewright.tools.check import check
+    from fusewright.tools.explain import explain
+    from fusewright.tools.minify import minify
     from fusewright.tools.patching import patch
     from fusewright.tools.report import report
 
@@ -137,6 +137,8 @@ __all__ = [
 _LAZY = {
     "benchmark": "fusewright.tools.bench",
     "check": "fusewright.tools.check",
+    "explain": "fusewright.tools.explain",
+    "minify": "fusewright.tools.minify",
     "load_cache_artifacts": "fusewright.tools.bundle",
     "save_cache_artifacts": "fusewright.tools.bundle",
     "patch": "fusewright.tools.patching",

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 else:
     compiler, modules = _Lazy("fusewright.compiler"), _Lazy("fusewright.module")
 aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
-debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
+debug_folder = _Lazy("fusewright.tools.debug_folder")
 xla = _Lazy("fusewright.backends.xla.backend")
-minifying = _Lazy("fusewright.tools.minify")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
 packaging, packaged = _Lazy("fusewright.exporting.package"), _Lazy("fusewright.exporting.packaged")
 onnx_programs = _Lazy("fusewright.exporting.onnx_programs")
@@ -343,25 +342,6 @@ def aot(fw_compiler: Any, bw_compiler: Any = None, partition: Any = None) -> Any
     for the forward, bw_compiler for the backward (default: the same), and a partition of the joint graph; see
     backends.aot.aot."""
     return aot_backend.aot(fw_compiler, bw_compiler, partition)
-
-
-def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
-    """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that
-    prints as a table.
-
-    `f` is what `compile` takes; something compiled is explained under its own settings. See
-    fusewright.tools.explain.Report.
-    """
-    if args or kwargs:
-        return explaining.explain(f, args, kwargs)
-    return lambda *call_args, **call_kwargs: explaining.explain(f, call_args, call_kwargs)
-
-
-def minify(f: Any, args: Any = (), kwargs: Any = None, *, kind: str = "wrong") -> Any:
-    """What is at fault when compiled `f(*args, **kwargs)` gives a wrong result or raises (kind "wrong"), crashes the
-    process ("crash") or is slow ("slow"): a fusewright.tools.minify.Minified with the culprit and a small program that
-    fails. None where nothing fails."""
-    return minifying.minify(_original(f), args, kwargs, kind=kind)
 
 
 def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> Any:

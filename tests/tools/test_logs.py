@@ -8,10 +8,12 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -198,6 +200,27 @@ def test_a_recompile_is_one_line_with_version_guard_callers_line_and_remedy(
     text = record.getMessage()
     assert "\n" not in text and f"called at {__file__}:{line}: version 1: {failure}" in text, text
     assert remedy in text, text
+
+
+ONES = torch.ones(3)
+KEPT: dict[str, tuple[Any, list[Any], str]] = {
+    "outcomes": (lambda x, n: x if n == 3.5 else x * n, [1.5, 2.5, 3.5], "the same outcomes as 2.5 no longer holds: it"),
+    "set": (lambda x, n: x + len(n), [{1}, {2}], "is the set [1] no longer holds: it is {2}"),
+    "factory": (lambda x, n: x + n["a"], [defaultdict(int), defaultdict(float)], "factory <class 'int'> no longer"),
+    "bytes": (lambda x, n: x + n[0], [bytearray(b"a"), bytearray(b"b")], "is bytearray(b'a') no longer holds"),
+    "array": (lambda x, n: x + torch.from_numpy(n), [np.ones(3), np.ones(1)], "array of float64, shape (3,) and"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_guards_that_ask_an_object_of_ours_are_told_in_words(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    function, values, words = KEPT[case]
+    compiled = fusewright.compile(function, dynamic=None if case == "outcomes" else False)
+    fusewright.set_logs(recompiles=True)
+    for value in values:
+        compiled(ONES, value)
+    text = caplog.records[-1].getMessage()
+    assert words in text and " at 0x" not in text, text
 
 
 def test_versions_keep_their_numbers(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,11 +8,13 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fusewright
+from fusewright.graph import passes
 from fusewright.tools import cli
 
 REWRITE = """
@@ -155,6 +157,26 @@ def test_a_planted_defect_is_found(defect: str, kind: str, culprit: str, operato
     assert failed.returncode < 0 if kind == "crash" else "AssertionError" in failed.stderr, failed
     (tmp_path / "sitecustomize.py").unlink()
     assert run(program, tmp_path).returncode == 0, "it fails without the defect too"
+
+
+def test_few_inputs_that_no_seed_makes_stand_in_the_program() -> None:
+    def planted(graph: torch.fx.Graph, context: Any) -> torch.fx.Graph:
+        for node in graph.nodes:
+            if node.target is torch.ops.aten.relu.default and context.allow("relu ends at 100"):
+                node.target, node.args = torch.ops.aten.clamp.default, (*node.args, 0, 100)
+        return graph
+
+    passes.PIPELINE.append((planted, "A wrong rewrite."))
+    try:
+        found = fusewright.minify(lambda x, mask: torch.relu(x) * mask, (torch.full((5, 3), 150.0), torch.ones(3) > 0))
+        assert found is not None and "relu ends at 100" in found.culprit
+        assert "args = [torch.tensor([[150.0]], dtype=torch.float32)]" in found.program
+        uncached = found.program.replace("compile(f)", "compile(f, options={'disk_cache': False})")
+        with pytest.raises(AssertionError, match="not close"):
+            exec(uncached, {})
+    finally:
+        passes.PIPELINE.pop()
+    exec(uncached, {})
 
 
 @pytest.mark.parametrize("how", ["fusewright.compile(mode='default')", "torch.compile(backend='inductor')"])

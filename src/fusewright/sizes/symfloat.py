@@ -74,8 +74,9 @@ MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqr
 
 @dataclass(slots=True, eq=False)
 class OutsideFloat:
-    """A Python float that existed before capture. `tests`: what the program asked about it, each with its answer;
-    `fixed`: the program needed its value, so that the capture is for this value alone."""
+    """A Python float that existed before capture, and the guard callable of what the program asked about it. `tests`:
+    the questions, each with its answer; `fixed`: the program needed its value, so that the capture is for this value
+    alone."""
 
     source: object
     value: float
@@ -88,9 +89,12 @@ class OutsideFloat:
 
     piece: Interval = ANYTHING
 
-    def accepts(self, value: float) -> bool:
+    def __call__(self, value: float) -> bool:
         """Whether another value gives the same answers."""
         return all(test(value) == answer for test, answer in self.tests)
+
+    def __repr__(self) -> str:
+        return f"gives comparisons the same outcomes as {self.value!r}"
 
     def interval(self) -> Interval:
         """What holds the values that the tests accept."""

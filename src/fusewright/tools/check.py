@@ -40,6 +40,9 @@ class Finding:
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.status}: {self.text}"
+
 
 @dataclass(slots=True)
 class Check:

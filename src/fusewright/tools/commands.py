@@ -77,7 +77,8 @@ def _check(arguments: argparse.Namespace) -> int:
     wanted = [name] if arguments.input else [name, arguments.args]
     missing = [each for each in wanted if each not in names]
     if missing:
-        raise OptionError(f"{place} has no {' and no '.join(missing)}")
+        hint = "; --args names the tuple of arguments, --input makes them" if arguments.args in missing else ""
+        raise OptionError(f"{place} has no {' and no '.join(missing)}{hint}")
     model = names[name]() if isinstance(names[name], type) else names[name]
     inputs: Any = [torch.randn(sizes) for sizes in arguments.input] if arguments.input else names[arguments.args]
     given = {key: getattr(arguments, key) for key in ("mode", "backend", "fullgraph", "dynamic")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch.fx
 
@@ -188,9 +188,28 @@ HANDLERS: dict[type[events.Event], Callable[[Report, Any], None]] = {
 }
 
 
-def explain(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
-    """Compiles `f` anew, under its own settings if it is compiled already, and calls it once. An exception of the
-    user's code is the user's own."""
+@overload
+def explain(f: Callable[..., Any]) -> Callable[..., Report]: ...
+
+
+@overload
+def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Report: ...
+
+
+def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Report | Callable[..., Report]:
+    """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that
+    prints as a table.
+
+    `f` is what `compile` takes; something compiled is explained under its own settings. An exception of the user's
+    code is the user's own.
+    """
+    if args or kwargs:
+        return _explained(f, args, kwargs)
+    return lambda *call_args, **call_kwargs: _explained(f, call_args, call_kwargs)
+
+
+def _explained(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
+    """Compiles `f` anew and calls it once."""
     report = Report()
     compiled = api.compile_again(f)
     _native.hook_reset()  # what earlier compiles reached through a graph break is captured anew

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import re
 import runpy
 import subprocess
@@ -38,6 +39,9 @@ KINDS: tuple[str, ...] = get_args(Kind)
 SLOW = 1.2
 """Times eager's time from which on compiled code counts as slow."""
 _SIZES = (1, 2, 3, 4, 8, 16, 32)
+_NUMBERS = 16
+"""So many numbers of inputs at most stand in a program; a seed or a file gives more."""
+_WRITTEN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,8 +85,12 @@ class _Case:
         torch.manual_seed(0)
         return tuple(map(_seeded_value, self.inputs))
 
+    def is_short(self) -> bool:
+        """Whether a program can hold the inputs: seeded, or few and plain numbers."""
+        return self.seeded or sum(map(_numbers, self.inputs)) <= _NUMBERS
+
     def program(self, kind: Kind, file: Path | None = None) -> str:
-        """A program that fails. Inputs that are not seeded are read from `file`."""
+        """A program that fails. Inputs that are not short are read from `file`."""
         given = f"args = torch.load({str(file)!r})" if file else f"args = {self._texts()}"
         run = "fusewright.compile(f)(*args)"
         check = {
@@ -97,7 +105,7 @@ class _Case:
         return f"import torch, fusewright\n\n{self.source()}\n\ntorch.manual_seed(0)\n{given}\n{check}\n"
 
     def _texts(self) -> str:
-        return "[" + ", ".join(map(_seeded_text, self.inputs)) + "]"
+        return "[" + ", ".join(map(_seeded_text if self.seeded else _value_text, self.inputs)) + "]"
 
 
 def _seeded_value(value: Any) -> Any:
@@ -119,12 +127,30 @@ def _seeded_text(value: Any) -> str:
     return f"torch.zeros({shape}, dtype={value.dtype})"
 
 
+def _numbers(value: Any) -> float:
+    """How many numbers the text of an input has; infinite where text cannot give it."""
+    if not isinstance(value, torch.Tensor):
+        return 1 if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)) else math.inf
+    plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+    whole = plain and not value.is_complex() and value.is_contiguous() and bool(value.isfinite().all())
+    return max(value.numel(), 1) if whole and value.dtype in _WRITTEN else math.inf
+
+
+def _value_text(value: Any) -> str:
+    """An expression of an input's very numbers."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    shape = "" if value.numel() else f".reshape({tuple(value.shape)})"
+    return f"torch.tensor({value.tolist()}, dtype={value.dtype}){shape}"
+
+
 def minify(
     f: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, kind: Kind = "wrong"
 ) -> Minified | None:
-    """Finds what is at fault when compiled `f(*args, **kwargs)` is wrong (or raises), crashes or is slow, and a small
-    program that fails. None where nothing fails. A function with graph breaks is taken graph by graph. For
-    "recompiles", `args` is a list of calls: a tuple of arguments for each."""
+    """What is at fault when compiled `f(*args, **kwargs)` gives a wrong result or raises (kind "wrong"), crashes the
+    process ("crash") or is slow ("slow"), and a small program that fails. None where nothing fails. A function with
+    graph breaks is taken graph by graph. For "recompiles", `args` is a list of calls: a tuple of arguments for each."""
+    f = api._original(f)
     if kind == "recompiles":
         return _minify_calls(f, [(tuple(one), dict(kwargs or {})) for one in args], {})
     for case in collect(f, args, kwargs or {}):
@@ -209,12 +235,12 @@ def minify_case(case: _Case, kind: Kind) -> Minified | None:
         return None
     # Guards and the call make a tiny case slow whatever it computes: that is another fault than slow code.
     beside = kind == "slow" and _slower_than_capture(case, {})
-    for step in (_seeded, _one_output, _shorter, _cut_inputs, _smaller):
+    for step in (_seeded, _one_output, _shorter, _cut_inputs, _smaller, _seeded):
         while (smaller := next(filter(fails, step(case)), None)) is not None:
             case = smaller
     backend, culprit = _attributed(case, fails, kind != "crash")
     file = None
-    if not case.seeded:
+    if not case.is_short():
         file = Path(tempfile.mkdtemp(prefix="fusewright-")) / "inputs.pt"
         torch.save(list(case.inputs), file)
     return Minified(kind, backend, culprit, case.program(kind, file))
@@ -249,7 +275,7 @@ def _fails(case: _Case, kind: Kind, arguments: dict[str, Any]) -> bool:
 
 def _crashes(case: _Case, arguments: dict[str, Any]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        file = None if case.seeded else Path(folder) / "inputs.pt"
+        file = None if case.is_short() else Path(folder) / "inputs.pt"
         if file is not None:
             torch.save(list(case.inputs), file)
         program = case.program("crash", file).replace("compile(f)", f"compile(f, **{arguments!r})")

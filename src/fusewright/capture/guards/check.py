@@ -40,6 +40,7 @@ from fusewright.capture.guards.sources import (
 from fusewright.capture.guards.torch_state import capture_global_state, key_sets
 from fusewright.capture.guards.types import ASKED_AT, MISSING, Guard, Missing, TensorGuard
 from fusewright.sizes.expressions import Relation, to_tuples
+from fusewright.sizes.symfloat import OutsideFloat
 
 Tree = Any  # a nested tuple of operators over ("sym", name), ("const", n) and ints
 
@@ -518,7 +519,7 @@ def recompile_advice(guard: Guard, failure: str) -> str:
     """What a user can do about a guard that fails so: a sentence, or nothing."""
     if guard.kind == "TENSOR" and ".size()" in failure:
         return _DYNAMIC
-    if guard.kind == "IS" and (guard.value is None or type(guard.value) is bool):
+    if type(guard.value) is OutsideFloat or (guard.kind == "IS" and type(guard.value) in (bool, type(None))):
         return _FLAG
     return _ADVICE.get(guard.kind, "")
 
@@ -572,5 +573,6 @@ def failure_text(
         case "TENSOR":
             return f"{name}{tensor_difference(value, now) or ' is as before'}"  # type: ignore[arg-type]
         case "CALL":
-            return f"{guard_text(guard)} no longer holds"
+            asked = isinstance(guard.source, FunctionSource)
+            return f"{guard_text(guard)} no longer holds{'' if asked else f': it is {_short(now)}'}"
     return f"{name} was {_short(value)}, is {_short(now)}"

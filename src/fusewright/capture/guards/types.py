@@ -135,6 +135,22 @@ class HoldsValue:
         return f"holds the {self.base.__name__} {self.content}"
 
 
+@dataclass(frozen=True, slots=True)
+class IsArrayLike:
+    """A CALL guard's callable: a NumPy array of this layout that may be written to."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __call__(self, array: Any) -> bool:
+        alike = array.dtype == self.dtype and array.shape == self.shape and array.strides == self.strides
+        return bool(alike and array.flags.writeable)
+
+    def __repr__(self) -> str:
+        return f"is a writable array of {self.dtype}, shape {self.shape} and strides {self.strides}"
+
+
 def _content(base: type, value: object) -> object:
     """A plain value: floats as text, which tells zeros by their sign and finds NaN equal to itself."""
     return _CONTENTS[base](value)

@@ -18,6 +18,7 @@ import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
+from fusewright.capture.guards.types import IsArrayLike
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -136,15 +137,8 @@ def is_traceable(real: np.ndarray) -> bool:
 
 def load_array(world: World, real: np.ndarray, source: Source) -> object:
     """A traceable array from outside: a graph input, read through `torch.from_numpy` at every call."""
-    dtype, shape, strides = real.dtype, real.shape, real.strides
-
-    def fits(array: Any) -> bool:
-        return bool(
-            array.dtype == dtype and array.shape == shape and array.strides == strides and array.flags.writeable
-        )
-
     world.guard("TYPE", source, np.ndarray)
-    world.guard("CALL", source, fits)
+    world.guard("CALL", source, IsArrayLike(real.dtype, real.shape, real.strides))
     traced = world.recorder.input(torch.from_numpy(real), placeholder_name(source), requires_grad=False)
     world.input_sources.append(ArrayTensor(source))
     world.uses_arrays = world.reads_arrays = True

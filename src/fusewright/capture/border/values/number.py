@@ -122,7 +122,7 @@ def number_guards(world: World) -> list[Guard]:
             continue
         guards.append(Guard("TYPE", source, float, "a number that changes from call to call"))
         if origin.tests:
-            guards.append(Guard("CALL", source, origin.accepts, "comparisons of this number have the same outcome"))
+            guards.append(Guard("CALL", source, origin, "comparisons of this number have the same outcome"))
     return guards
 
 
