@@ -18,6 +18,7 @@ from fusewright.backends import pipeline
 from fusewright.base import events
 from fusewright.base.options import OPTIONS, SKIPPABLE
 from fusewright.select import linear
+from tests.listening import kernel_names, products
 
 Seen = Callable[[dict[str, Any]], object]
 
@@ -169,6 +170,12 @@ class Seeing:
         return asked
 
 
+def has_product(options: dict[str, Any], model: nn.Module) -> bool:
+    with kernel_names() as made, torch.no_grad():
+        fusewright.compile(model, options=options)(torch.randn(64, 256))
+    return products(made) > 0
+
+
 def replays(options: dict[str, Any], trains: bool = False) -> bool:
     """Whether launches are those of a recorded CUDA graph."""
     model = nn.Linear(64, 64, device="cuda").requires_grad_(trains)
@@ -215,6 +222,10 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
         False,
     ),
     "pack_weights": (lambda seeing: stage_runs("packing", lambda: nn.Linear(64, 64), 4, 64), False),
+    "library_products": (
+        lambda seeing: lambda options: has_product(options | {"disk_cache": False}, nn.Linear(256, 768).eval()),
+        False,
+    ),
     "capture_dynamic_output_shape_ops": (
         lambda seeing: breaks(lambda x: x[x > 0] * 2, torch.tensor([1.0, -1.0, 2.0])),
         True,

@@ -177,6 +177,8 @@ def chooser(to_compile: GraphToCompile) -> Chooser:
     settings = to_compile.settings
     store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
     target = _other_target(to_compile)
+    if not settings["library_products"]:
+        return Chooser(store, target=target, library=False)
     if not settings["max_autotune"]:
         return Chooser(store, target=target)
     return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True, target=target)

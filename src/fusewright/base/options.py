@@ -92,6 +92,12 @@ OPTIONS: dict[str, Option] = {
     "pack_weights": Option(
         bool, True, "keep weights in the layout that library operators like best (inference; takes memory for a copy)"
     ),
+    "library_products": Option(
+        bool,
+        True,
+        "leave matrix products to the library where it is quicker; False takes a generated kernel wherever there is "
+        "one (CPU, inference)",
+    ),
     "capture_dynamic_output_shape_ops": Option(
         bool,
         False,

@@ -44,9 +44,9 @@ from fusewright.exporting.packaged import (
 from fusewright.exporting.program import ExportedProgram, ProgramModule, holds, zeros_of
 from fusewright.exporting.request import STAND_INS, Request, choose_roots, stand_in
 from fusewright.exporting.results import flat_results
-from fusewright.exporting.standalone import WRITTEN_OUT, check
+from fusewright.exporting.standalone import by_kernels, check, in_loops
 from fusewright.exporting.symbols import Captured, located
-from fusewright.exporting.trace import alone, sizes_again, tree
+from fusewright.exporting.trace import alone, decomposed, sizes_again, tree
 from fusewright.graph.builder import env_of
 from fusewright.runtime.artifact import NotSerialisable, dump
 from fusewright.runtime.host import needs
@@ -141,9 +141,24 @@ def compiled(
 ) -> list[Version]:
     """The program compiled for inference on `target`: one version for its sizes in general, and others for sizes of 1
     where the general one is not for them. sizes: of the example, by symbol."""
-    given = program
-    if standalone:
-        program, options = program.run_decompositions(WRITTEN_OUT), {**(options or {}), "pack_weights": False}
+    if not standalone:
+        return _versions(program, target, sizes, options, name)
+    options = {**(options or {}), "pack_weights": False, "library_products": False}
+    for last, function_of in enumerate((by_kernels(target), in_loops)):
+        made = _versions(decomposed(program, function_of), target, sizes, options, name)
+        try:
+            for version in made:
+                check(name, version.graph, program.graph)
+            return made
+        except ExportError:  # a product may be left whose kernel does not fit: loops always do
+            if last:
+                raise
+    raise AssertionError("the last one returns or raises")
+
+
+def _versions(
+    program: ExportedProgram, target: str, sizes: Mapping[str, int], options: Mapping[str, Any] | None, name: str
+) -> list[Version]:
     settings = option_tables.settings(
         backend="native", options={**(options or {}), "disk_cache": False, "target": target}
     )
@@ -154,8 +169,6 @@ def compiled(
         for fixed in waiting:  # grows
             compiling = _Compiling(request, program, settings, name)
             version, ones = compiling.version(fixed)
-            if standalone:
-                check(name, version.graph, given.graph)
             made.append(version)
             further = [{**fixed, label: 1} for label in ones]
             waiting += [one for one in further if one not in waiting and len(waiting) < MOST_VERSIONS]

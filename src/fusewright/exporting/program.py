@@ -193,7 +193,8 @@ class ExportedProgram:
         default none is. Raises ExportError for a program that was loaded: it has no examples to be captured with."""
         if self.decompose is None:
             raise ExportError("a program that was loaded has no example inputs, which decomposing it needs")
-        return self.decompose(self, table or {})
+        functions = table or {}
+        return self.decompose(self, lambda node: functions.get(node.target, node.target))
 
     def to_torch(self) -> Any:
         """The program as a torch.export.ExportedProgram, made by PyTorch's exporter; sizes that may change stay so.

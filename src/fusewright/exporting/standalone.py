@@ -1,5 +1,5 @@
-"""Programs whose every step is a generated kernel: what `package(standalone=True)` writes out as loops, and what it
-refuses.
+"""Programs whose every step is a generated kernel: what `package(standalone=True)` writes out, as loops or as
+products that there are kernels for, and what it refuses.
 
 Takes an exported program, and call plans; gives the program with products, convolutions and attention as sums of
 products, and errors. Always holds: a plan that passes `check` needs neither Python nor PyTorch.
@@ -17,9 +17,14 @@ from torch.nn import functional
 
 from fusewright.base.errors import ExportError
 from fusewright.codegen.call_plan_types import CCall, Guarded, KernelCall, KernelGroup, PythonCall, SlotStep
+from fusewright.codegen.llvm import target_of
+from fusewright.graph.passes.library.linear_paths import Linear
 from fusewright.runtime.artifact import CompiledGraph
+from fusewright.select import generated_gemm
+from fusewright.sizes.tensor_type import TensorType
 
 Tensor = torch.Tensor
+Node = torch.fx.Node
 aten = torch.ops.aten
 MEMORY = ("allocate", "release")
 
@@ -85,6 +90,63 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
 }
 """Operators that a plan would leave to a library, as those that loops are made of."""
+
+
+def in_loops(node: Node) -> Callable[..., Any]:
+    """What computes the node, products as loops."""
+    target: Any = node.target
+    function: Callable[..., Any] = WRITTEN_OUT.get(target, target)
+    return function
+
+
+def by_kernels(processor_name: str) -> Callable[[Node], Callable[..., Any]]:
+    """The same, but products are left as they are that generated kernels compute on `target`; their operands are copied
+    where they do not lie as those read them."""
+    processor = target_of(processor_name)
+
+    def function_of(node: Node) -> Callable[..., Any]:
+        target: Any = node.target
+        make = PRODUCTS.get(target)
+        if make is None:
+            return in_loops(node)
+        left, right = (operand.meta["type"] for operand in node.args[-2:] if isinstance(operand, Node))
+        inner, columns = right.shape
+        if not isinstance(inner, int) or not isinstance(columns, int):
+            return in_loops(node)
+        product = Linear(left.dtype, None, inner, columns, False, True)
+        if not generated_gemm.has_kernel(product, processor):
+            return in_loops(node)
+        return make(_rows_of(left), _columns_of(right))
+
+    return function_of
+
+
+Operand = Callable[[Tensor], Tensor]
+
+
+def _product(left: Operand, right: Operand) -> Callable[..., Tensor]:
+    return lambda x, y: aten.mm.default(left(x), right(y))
+
+
+def _product_and_bias(left: Operand, right: Operand) -> Callable[..., Tensor]:
+    return lambda bias, x, y, **factors: aten.addmm.default(bias, left(x), right(y), **factors)
+
+
+PRODUCTS: dict[Any, Callable[[Operand, Operand], Callable[..., Tensor]]] = {
+    aten.mm.default: _product,
+    aten.addmm.default: _product_and_bias,
+}
+"""Operators that generated kernels compute, from what lays out their operands."""
+
+
+def _rows_of(kind: TensorType) -> Operand:
+    """Gives the left operand with the elements of a row side by side."""
+    return (lambda x: x) if kind.stride[1] == 1 else (lambda x: x.contiguous())
+
+
+def _columns_of(kind: TensorType) -> Operand:
+    """Gives the right operand with the elements of a column side by side."""
+    return (lambda y: y) if kind.stride[0] == 1 else (lambda y: y.t().contiguous().t())
 
 
 def check(name: str, made: CompiledGraph, program: torch.fx.Graph) -> None:

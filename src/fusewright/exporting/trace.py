@@ -77,12 +77,14 @@ def _export(
     return program
 
 
-def decomposed(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
-    """The same program, with the operators of `table` as what its functions compute."""
+def decomposed(program: ExportedProgram, function_of: Callable[[torch.fx.Node], Callable[..., Any]]) -> ExportedProgram:
+    """The same program, each of its operators computed by `function_of` its node."""
     if program.example_inputs is None:
         raise ExportError("a program that was loaded has no example inputs, which decomposing it needs")
     module = program.module()
-    module.fusewright_steps = [(table.get(target, target), *rest) for target, *rest in module.fusewright_steps]
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    steps = zip(nodes, module.fusewright_steps, strict=True)
+    module.fusewright_steps = [(function_of(node), given, named) for node, (_, given, named) in steps]
     module.fusewright_checks = False
     args, kwargs = program.example_inputs
     dims = sizes_again(program)

@@ -134,6 +134,10 @@ class Softmax:
     seen: Expression | None = None
 
 
+UNBOUNDED = 1 << 62
+"""`Product.most` where any number of rows may come."""
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """A batch of matrix products: at outer point (batch, row, column), local `local` is the float32 sum over k < length
@@ -141,7 +145,8 @@ class Product:
 
     `left` does not depend on the column, `right` not on the row. full: float32 operands are multiplied in full
     precision (not in TF32). chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch
-    by batch). most: rows, where their number is none that is known; the kernel runs for 1 to `most`.
+    by batch). most: rows, where their number is none that is known; the kernel runs for 1 to `most`, which is UNBOUNDED
+    where it stands alone.
     softmax: what the left operand, an expression, is made of.
     """
 

@@ -11,7 +11,19 @@ from fusewright.loops.ir import Axis, Store
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.horizontal_fusion import regions
-from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement, roots
+from fusewright.schedule.plan import (
+    UNBOUNDED,
+    Define,
+    Kernel,
+    Plan,
+    Product,
+    Reduce,
+    RunKernel,
+    ScanStep,
+    Stage,
+    Statement,
+    roots,
+)
 from fusewright.sizes.expressions import Dim, Expr, free_symbols, is_multiple, known_le
 
 
@@ -197,7 +209,7 @@ def _verify_order(plan: Plan) -> None:
         if isinstance(step, RunKernel):
             product = plan.kernels[step.kernel].product
             _require(
-                product is None or not product.most or step.when is not None,
+                product is None or product.most in (0, UNBOUNDED) or step.when is not None,
                 f"{label} is for few rows, but runs for any",
             )
         for name in writes:

@@ -1,5 +1,5 @@
-"""Matrix products of few rows on a CPU by kernels of our own: where they take the library's place, and a kernel of one
-to be tried.
+"""Matrix products on a CPU by kernels of our own: where they take the library's place (of few rows, or of any where
+there is to be no library), and a kernel of one to be tried.
 
 Takes a scheduled plan and what says whether a product is quicker by a kernel of ours; gives the plan with such kernels
 in place, each with the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32
@@ -35,10 +35,11 @@ from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
 from fusewright.runtime import launch
 from fusewright.runtime.machine_code import load_code
 from fusewright.schedule.driver import with_memory
-from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
+from fusewright.schedule.plan import UNBOUNDED, Attention, Kernel, Plan, RunExtern, RunKernel
 from fusewright.select import attention, replacement, sites, skinny_gemm, variants
 from fusewright.select.replacement import Replacement
 from fusewright.select.sites import Site
+from fusewright.select.variants import Variant
 from fusewright.sizes.estimate import NO_EXAMPLES, estimate
 from fusewright.sizes.expressions import Expr
 
@@ -65,15 +66,14 @@ def most_rows(linear: Linear, target: Target | None = None) -> int:
 
 
 def is_possible_for(linear: Linear, target: Target | None = None) -> bool:
-    """Whether there is a kernel of ours for the layer, on `target` (this processor by default)."""
+    """Whether a kernel of ours for the layer may be quick, on `target` (this processor by default)."""
     rows = linear.rows
-    if (
-        linear.varies
-        or rows is None
-        or not 0 < rows <= MOST_ROWS
-        or linear.inner < sites.LEAST_INNER
-        or linear.columns == 0
-    ):
+    return not linear.varies and rows is not None and rows <= MOST_ROWS and has_kernel(linear, target)
+
+
+def has_kernel(linear: Linear, target: Target | None = None) -> bool:
+    """Whether a kernel of ours can compute the product, quick or not, on `target` (this processor by default)."""
+    if linear.rows == 0 or linear.inner < sites.LEAST_INNER or linear.columns == 0:
         return False
     return linear.dtype in sites.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
 
@@ -101,13 +101,18 @@ def with_generated_gemm(
     target: Target | None = None,
 ) -> Plan:
     """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of
-    rows for as many as `skinny_rows` says. examples: of the symbols of its sizes; target: the processor, this one by
-    default."""
+    rows for as many as `skinny_rows` says (in their place where it says UNBOUNDED). examples: of the symbols of its
+    sizes; target: the processor, this one by default."""
     target = target or host_target()
     chosen = _of_known_rows(plan, takes, target)
     plan = replacement.replaced(plan, chosen) if chosen else plan
     beside = _of_any_rows(plan, skinny_rows, examples, target)
-    return skinny_gemm.beside(plan, beside) if beside else plan
+    instead = [variants.of_variant(site, variant) for site, variant in beside if site.most == UNBOUNDED]
+    if instead:
+        plan = replacement.replaced(plan, instead)
+        beside = _of_any_rows(plan, skinny_rows, examples, target)
+    few = [(site, variant.product) for site, variant in beside]
+    return skinny_gemm.beside(plan, few) if few else plan
 
 
 def with_generated_attention(plan: Plan, target: Target | None = None) -> Plan:
@@ -132,7 +137,7 @@ def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool
 
 def _of_any_rows(
     plan: Plan, skinny_rows: Callable[[Linear], int], examples: Mapping[Expr, int], target: Target
-) -> list[tuple[Site, Kernel]]:
+) -> list[tuple[Site, Variant]]:
     claimed: set[int] = set()
     chosen = []
     for site in reversed(skinny_gemm.find(plan)):
@@ -146,7 +151,7 @@ def _of_any_rows(
         product = variant.product.product
         if site.most > 0 and product is not None and is_supported(product, variant.product.outer, target):
             claimed.add(site.following)
-            chosen.append((site, variant.product))
+            chosen.append((site, variant))
     return chosen
 
 

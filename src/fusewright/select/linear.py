@@ -41,6 +41,7 @@ from fusewright.graph.passes.library.linear_paths import (
     likely,
 )
 from fusewright.runtime import host
+from fusewright.schedule.plan import UNBOUNDED
 from fusewright.select import generated_gemm
 
 ROUNDS = 3
@@ -60,7 +61,7 @@ _winners: dict[tuple[object, ...], str] = {}
 class Chooser:
     """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel
     of ours must win against the library's candidates (else a rule says for which shapes it is taken); `target`: the
-    processor that is compiled for, None for this one."""
+    processor that is compiled for, None for this one; `library`: whether the library may be chosen at all."""
 
     def __init__(
         self,
@@ -70,22 +71,28 @@ class Chooser:
         races: bool = False,
         *,
         target: Target | None = None,
+        library: bool = True,
     ) -> None:
         self.store = store
         self.left = budget
         self.longest = longest
         self.races = races
         self.target = target
+        self.library = library
 
     def takes_generated(self, linear: Linear) -> bool:
         """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was
-        no race."""
+        no race. Where there is no library it is, if there is one."""
+        if not self.library:
+            return generated_gemm.has_kernel(linear, self.target)
         winner = _winners.get(_product(linear)) if self.races else None
         return generated_gemm.is_likely_quick(linear, self.target) if winner is None else winner == OWN
 
     def has_quick_onednn(self) -> bool:
         """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a
         machine."""
+        if not self.library:
+            return False
         threads = torch.get_num_threads()
         if threads not in _quick_onednn:
             _quick_onednn[threads] = self.measured_onednn()
@@ -106,9 +113,13 @@ class Chooser:
     def skinny_rows(self, linear: Linear) -> int:
         """For how many rows a kernel of ours is to be beside the candidate that is chosen, where any number may
         come."""
+        if not self.library:
+            return UNBOUNDED if generated_gemm.has_kernel(linear, self.target) else 0
         return generated_gemm.most_rows(linear, self.target)
 
     def __call__(self, linear: Linear, candidates: Sequence[str]) -> str:
+        if not self.library:
+            return OWN if generated_gemm.has_kernel(linear, self.target) else PLAIN
         own = generated_gemm.is_possible_for(linear, self.target)
         if own and not self.races and generated_gemm.is_likely_quick(linear, self.target):
             return OWN

@@ -1,4 +1,4 @@
-"""Sums of a block of columns of a matrix product of few rows, as functions that all product kernels of a module share.
+"""Sums of a block of columns of a matrix product, as functions that all product kernels of a module share.
 
 Takes the element type and a `Tile`; gives the name of an LLVM function, whose text is added to the module once. Always
 holds: products are summed in float32, over vectors of the inner dimension and then across them; nothing beyond an
@@ -26,7 +26,10 @@ COLUMNS = 16
 kilobytes."""
 
 MOST_ROWS = 16
-"""Of products over a number of rows that is known at run time only."""
+"""That are multiplied at a time. Of products of more, blocks of rows are."""
+
+ROW_BLOCK = 64
+"""Rows of a block, about: its inputs stay in a second-level cache while all columns are read."""
 
 STEP = {torch.float32: 1, torch.float16: 1, torch.bfloat16: 2}
 """Vectors of float32 that one load gives."""
@@ -48,7 +51,14 @@ def tile_for(rows: int, target: Target, dtype: torch.dtype) -> Tile:
     """The tile with the least computed in vain (the last rows are computed again where they are no multiple), the
     largest of those. One row takes few columns at a time: more would read from as many places in memory, which share
     sets of a cache where the rows' length is a power of two."""
-    return _tile(_best(rows, (6 if dtype is torch.float32 else 5) if _many(target) else 3), target)
+    largest = (6 if dtype is torch.float32 else 5) if _many(target) else 3
+    return _tile(_best(rows, largest) if rows <= MOST_ROWS else largest, target)
+
+
+def row_block(rows: int, tile: Tile) -> int:
+    """Rows of each block but the last, of about as many each."""
+    each = -(-rows // -(-rows // ROW_BLOCK))
+    return -(-each // tile.rows) * tile.rows
 
 
 def tiles_for_any() -> dict[int, Tile]:
@@ -84,12 +94,27 @@ def tile_function(dtype: torch.dtype, length: int, tile: Tile, target: Target, d
     return define("product", _TileWriter(dtype, length, tile, target, declarations).text(), declarations)
 
 
-def rows_function(dtype: torch.dtype, length: int, target: Target, declarations: dict[str, str]) -> str:
-    """The function for any number of rows from 1 to MOST_ROWS, a further argument."""
+def rows_function(
+    dtype: torch.dtype, length: int, target: Target, declarations: dict[str, str], many: Tile | None = None
+) -> str:
+    """The function for any number of rows from 1 to MOST_ROWS, a further argument; `many`: the tile for more."""
     tiles = tiles_for_any()
-    labels = {tile: f"tile{tile.rows}" for tile in tiles.values()}
+    labels = {tile: f"tile{tile.rows}" for tile in (*tiles.values(), *([] if many is None else [many]))}
     cases = " ".join(f"i64 {rows}, label %{labels[tile]}" for rows, tile in tiles.items())
-    lines = [PARAMETERS.format(rows="i64 %rows, ") + " {", "entry:", f"  switch i64 %rows, label %done [ {cases} ]"]
+    more = "done" if many is None else labels[many]
+    return _loops(f"switch i64 %rows, label %{more} [ {cases} ]", labels, dtype, length, target, declarations)
+
+
+def many_function(dtype: torch.dtype, length: int, tile: Tile, target: Target, declarations: dict[str, str]) -> str:
+    """The function for some number of rows, a further argument. Where they are fewer than the tile's, those before them
+    are read as well, and have their sums before the others'."""
+    return _loops("br label %tiles", {tile: "tiles"}, dtype, length, target, declarations)
+
+
+def _loops(
+    entry: str, labels: dict[Tile, str], dtype: torch.dtype, length: int, target: Target, declarations: dict[str, str]
+) -> str:
+    lines = [PARAMETERS.format(rows="i64 %rows, ") + " {", "entry:", f"  {entry}"]
     for tile, label in labels.items():
         name = tile_function(dtype, length, tile, target, declarations)
         lines += [f"{label}:", *(f"  {line}" for line in _rows_loop(name, tile, label))]
