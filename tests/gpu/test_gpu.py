@@ -227,3 +227,25 @@ def test_a_step_of_an_optimizer_is_kernels_only(kind: type[torch.optim.Optimizer
         theirs.step()
         assert all(" 0 library calls" in plan for plan in plans)
         torch.testing.assert_close([p.detach() for p in parameters], [p.detach() for p in twins])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_conversions_of_eight_bits_are_eagers(dtype: torch.dtype) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the processor has no such instructions")
+    every = torch.arange(256, dtype=torch.uint8, device="cuda").view(dtype)
+    halves = [torch.arange(1 << 16, device="cuda").to(torch.uint16).view(half) for half in (torch.float16, torch.bfloat16)]
+    exact = every.float()[every.float().isfinite()].sort()[0]
+    ties = (exact[1:] + exact[:-1]) / 2
+    floats = torch.cat([exact, ties, ties.nextafter(exact[1:]), ties.nextafter(exact[:-1]), exact * 1e4, exact * 1e-4])
+    for source in (*halves, floats, floats.double(), torch.arange(-600, 600, device="cuda")):
+        convert = fusewright.compile(lambda x: (x + 0).to(dtype), fullgraph=True)
+        with stage_texts("schedule") as texts:
+            got = convert(source)
+        assert "0 library calls" in texts[-1]
+        torch.testing.assert_close(got.float(), source.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
+    for wide in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        got = fusewright.compile(lambda x: x.to(wide) * 2, fullgraph=True)(every)
+        torch.testing.assert_close(got, every.to(wide) * 2, rtol=0, atol=0, equal_nan=True)
+    both = fusewright.compile(lambda x: x.to(dtype).view(-1, 4).t().float().sum(0), fullgraph=True)
+    torch.testing.assert_close(both(floats[:400] / 1e4), (floats[:400] / 1e4).to(dtype).view(-1, 4).t().float().sum(0))

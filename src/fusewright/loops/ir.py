@@ -161,6 +161,8 @@ def local_value(name: str, dtype: torch.dtype) -> LocalValue:
     return _intern(("local", name, dtype), lambda: LocalValue(dtype, name))
 
 
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+"""Memory's alone: values of them are computed in float32."""
 OPERATIONS: dict[str, int] = {
     # name: number of arguments. Semantics are those of the ATen operator of the same name on floats and integers.
     "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_divide": 2, "trunc_divide": 2, "remainder": 2, "fmod": 2,

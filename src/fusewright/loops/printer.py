@@ -45,6 +45,7 @@ from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+    torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
 }  # fmt: skip
 
 INFIX: dict[str, tuple[str, int]] = {

@@ -12,17 +12,18 @@ of the row, and what stages share goes through memory, with a barrier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.analysis import Shape, StageView, analyse, values_of, walk
 from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
-from fusewright.codegen.triton import indices, online, operations, reductions
+from fusewright.codegen.triton import indices, online, operations, reductions, short_integers
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.operations import HALVES, Style
-from fusewright.codegen.triton.positions import grouped, is_short, positions
+from fusewright.codegen.triton.positions import grouped, positions
 from fusewright.codegen.triton.tiles import Tile, accumulates, choose
 from fusewright.codegen.triton.values import Value
 from fusewright.loops.ir import (
@@ -363,10 +364,17 @@ class Emitter:
     def evaluate(self, expr: Expression) -> Value:
         assert self.view is not None
         guarded = self.masks[-1].text if self.masks and self.view.facts(expr).effects else ""
-        key = (expr, guarded)
+        return self._once((expr, guarded), self._compute)
+
+    def short(self, expr: Expression) -> Value:
+        """An integer of which short_integers.fits says that 32 bits hold it, in as many."""
+        guarded = self.masks[-1].text if self.masks else ""
+        return self._once((expr, f"{guarded} short"), partial(short_integers.value, self))
+
+    def _once(self, key: tuple[Expression, str], compute: Callable[[Expression], Value]) -> Value:
         found = self.memo.get(key)
         if found is None:
-            found = self.memo[key] = self._compute(expr)
+            found = self.memo[key] = compute(key[0])
         return found
 
     def _compute(self, expr: Expression) -> Value:
@@ -397,13 +405,11 @@ class Emitter:
         if argument is not None:
             value = self.evaluate(argument)
             return self.bind(f"lib.fast_one_plus_erf({value.text})", value.dims, value.level)
-        short = self._short_operands(expr) if expr.op in operations.COMPARISONS and not self.wide else []
-        if short:
-            return self.bind(
-                operations.apply(expr, [grouped(value.text) for value in short], style),
-                frozenset().union(*(value.dims for value in short)),
-                self.level_of(*short),
-            )
+        found = None if self.wide else short_integers.apply(self, expr, style)
+        return self._plain(expr, style) if found is None else found
+
+    def _plain(self, expr: Apply, style: Style) -> Value:
+        """An operation in the types that it has."""
         loose = expr.op not in operations.TYPED_OPERANDS and any(not isinstance(arg, Constant) for arg in expr.args)
         texts: list[str] = []
         dims: frozenset[str] = indices.NOTHING
@@ -418,23 +424,6 @@ class Emitter:
         if text in texts:  # an identity, such as rounding an integer
             return Value(text, dims, level)
         return self.bind(text, dims, level)
-
-    def _short_operands(self, expr: Apply) -> list[Value]:
-        """The operands of a comparison in 32 bits, where they are indices and short integers; none where they are
-        not."""
-        if not all(map(is_short, expr.args)):
-            return []
-        values: list[Value] = []
-        for arg in expr.args:
-            if isinstance(arg, Constant):
-                values.append(Value(str(arg.value), indices.NOTHING))
-            elif isinstance(arg, IndexValue):
-                values.append(self.index(self.flat(arg.index)))
-            else:
-                assert isinstance(arg, Apply)
-                value = self.evaluate(arg.args[0])
-                values.append(self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level))
-        return values if any(value.dims for value in values) else []
 
     def _masked(self, expr: Masked) -> Value:
         mask = self.evaluate(expr.mask)

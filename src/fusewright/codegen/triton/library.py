@@ -199,6 +199,20 @@ def multiply(a, b):
 
 
 @triton.jit
+def to_e4m3(x):
+    """What is above the largest number and not rounded to it is NaN, as in PyTorch; the processor takes the largest."""
+    return tl.where(tl.abs(x) > 464.0, float("nan"), x).to(tl.float8e4nv)
+
+
+@triton.jit
+def to_e5m2(x):
+    """What is rounded above the largest number is infinite, as in PyTorch; the processor takes the largest number."""
+    infinite = tl.where(x < 0, 0xFC, 0x7C).to(tl.uint8)
+    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    return tl.where(tl.abs(x) >= 61440.0, infinite, bits).to(tl.float8e5, bitcast=True)
+
+
+@triton.jit
 def maximum(a, b):
     """NaN propagates."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

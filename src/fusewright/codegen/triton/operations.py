@@ -15,14 +15,14 @@ import torch
 from fusewright.base.records import dataclass
 from fusewright.codegen.analysis import children, walk
 from fusewright.codegen.device_kernel import Unsupported
-from fusewright.loops.ir import Apply, Constant, Expression
+from fusewright.loops.ir import FLOAT8, Apply, Constant, Expression
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
     torch.int32: "i32",
     torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32",
     torch.uint64: "u64",
-    torch.bool: "i1",
+    torch.bool: "i1", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 """In a kernel's signature."""
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -36,7 +36,7 @@ def language_type(dtype: torch.dtype) -> str:
         return "tl.int1"
     if dtype not in TYPES:
         raise Unsupported(f"values of {dtype}")
-    return "tl." + str(dtype).removeprefix("torch.")
+    return f"tl.float8{TYPES[dtype][3:]}" if dtype in FLOAT8 else "tl." + str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +181,11 @@ def cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if target is torch.bool:
         return f"({text} != 0)"
     wanted = language_type(target)
+    if source in FLOAT8:
+        return cast(f"{text}.to(tl.float32)", torch.float32, target)
+    if target in FLOAT8:
+        through = cast(text, source, torch.float32)
+        return f"lib.to_{'e4m3' if target is torch.float8_e4m3fn else 'e5m2'}({through})"
     if source.is_floating_point:
         if target in HALVES or (source in HALVES and target.is_floating_point):
             through = text if source is torch.float32 else f"{text}.to(tl.float32)"

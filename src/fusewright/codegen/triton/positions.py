@@ -1,30 +1,13 @@
-"""What positions and short integers are in a kernel's text.
+"""What positions are in a kernel's text.
 
-Takes axes and expressions; gives strides, and whether 32 bits hold a value. Always holds: nothing here makes text of
-its own.
+Takes axes and texts; gives strides, and texts that may stand beside operators. Always holds: nothing here makes text
+of its own.
 """
 
 from __future__ import annotations
 
-import torch
-
-from fusewright.loops.ir import Apply, Axis, Constant, Expression, IndexValue
+from fusewright.loops.ir import Axis
 from fusewright.sizes.expressions import Dim
-
-SHORT = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8, torch.bool})
-"""Types whose values 32 bits hold."""
-
-
-def is_short(expr: Expression) -> bool:
-    """Whether an integer surely fits 32 bits (an index does where the kernel counts in 32 bits)."""
-    match expr:
-        case IndexValue():
-            return True
-        case Constant(value=value):
-            return expr.dtype is torch.int64 and -(1 << 31) <= value < 1 << 31
-        case Apply(op="cast", args=(argument,)):
-            return expr.dtype is torch.int64 and argument.dtype in SHORT
-    return False
 
 
 def grouped(text: str) -> str:

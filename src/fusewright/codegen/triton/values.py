@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fusewright.base.records import dataclass
 from fusewright.loops.ir import Expression
+from fusewright.sizes.expressions import Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +42,11 @@ class Emitter(Protocol):
     def level_of(self, *values: Value) -> int: ...
 
     def evaluate(self, expr: Expression) -> Value: ...
+
+    def short(self, expr: Expression) -> Value: ...
+
+    def flat(self, index: Dim) -> Dim: ...
+
+    def index(self, index: Dim) -> Value: ...
 
     def filled(self, value: Value) -> Value: ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -75,8 +76,16 @@ COMPUTABLE = frozenset(
     }
 )  # fmt: skip
 
+_CONVERSIONS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+
 MAX_NODES = 160
 MAX_LOADS = 24
+
+
+@lru_cache
+def _converts_float8(device: torch.device) -> bool:
+    """Whether the processor has instructions for it (Triton has none for older ones)."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +220,9 @@ class Lowering:
             self.realize(value)
         return value
 
-    def computable(self, args: Any, kwargs: Any, kind: Any, pointwise: bool = False) -> bool:
+    def computable(
+        self, args: Any, kwargs: Any, kind: Any, pointwise: bool = False, dtypes: frozenset[torch.dtype] = COMPUTABLE
+    ) -> bool:
         """Whether loops can express the call at all: known dtypes, one device, no tensor that is certainly empty. A
         pointwise operator on a GPU may take numbers in tensors on the CPU."""
         results = types_in(kind)
@@ -219,12 +230,15 @@ class Lowering:
         if not results or any(is_empty(t.shape) for t in (results[0], *arguments)):
             return False
         here = [t for t in arguments if not (pointwise and t.ndim == 0 and t.device.type == "cpu")]
-        known = all(t.dtype in COMPUTABLE for t in (*results, *arguments))
+        known = all(t.dtype in dtypes for t in (*results, *arguments))
         return known and all(t.device == results[0].device for t in (*results, *here))
 
     def computed_here(self, target: Any, args: Any, kwargs: Any, kind: Any) -> bool:
         """Whether loops compute the operator. A number on the CPU that is not known gets memory, for a GPU's kernel."""
-        if not self.computable(args, kwargs, kind, torch.Tag.pointwise in target.tags) or for_floats(target, args):
+        converts = target in _CONVERSIONS and _converts_float8(kind.device)
+        dtypes = COMPUTABLE | ir.FLOAT8 if converts else COMPUTABLE
+        pointwise = torch.Tag.pointwise in target.tags
+        if not self.computable(args, kwargs, kind, pointwise, dtypes) or for_floats(target, args):
             return False
         home = types_in(kind)[0].device
         for value in () if home.type == "cpu" else tensors_in((args, kwargs)):

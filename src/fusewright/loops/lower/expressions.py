@@ -25,8 +25,8 @@ Bindings = tuple[tuple[Expr, Expression], ...]
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are computed: half types are widened to float32."""
-    return torch.float32 if dtype in HALF else dtype
+    """The dtype in which values of `dtype` are computed: narrower floats are widened to float32."""
+    return torch.float32 if dtype in HALF or dtype in ir.FLOAT8 else dtype
 
 
 def rounded(value: Expression, dtype: torch.dtype) -> Expression:

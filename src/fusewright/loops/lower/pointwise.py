@@ -474,7 +474,7 @@ def to_copy(call: Call, self: Value, dtype: torch.dtype | None = None, **options
     if self.type.device != call.type.device:
         raise Fallback("a copy between devices")
     value = call.lowering.at(self, call.axes)
-    if call.type.dtype in ex.HALF and self.dtype not in ex.HALF:
+    if ex.compute_dtype(call.type.dtype) is not call.type.dtype and ex.compute_dtype(self.dtype) is self.dtype:
         return call.result(ir.cast(value, call.type.dtype))
     return call.result(ir.cast(ex.widen(ir.cast(value, self.dtype)), call.type.dtype))
 
