@@ -310,7 +310,8 @@ Operation = Pointwise | Reduction | Scan | Extern
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A piece of memory. shape/stride are what an extern or the user sees; kernels index it flat.
+    """A piece of memory. shape/stride are what an extern or the user sees; kernels index it flat, and see complex
+    numbers as pairs of reals.
 
     role: "input" (the caller's tensor; `position` says which graph input), "constant" (captured tensor; `position`
     indexes LoopProgram.constants), "temporary", "output" (freshly allocated for the user at every call).
@@ -325,14 +326,19 @@ class Buffer:
     position: int = -1
     offset: Dim = 0
 
+    @property
+    def element(self) -> torch.dtype:
+        """The dtype of what kernels index."""
+        return self.dtype.to_real() if self.dtype.is_complex else self.dtype
+
     def span(self) -> Dim:
-        """Number of elements from the first to the last one addressed."""
+        """Number of elements (as kernels index them) from the first to the last one addressed."""
         total: Dim = 1
         for size, stride in zip(self.shape, self.stride):
             if isinstance(size, int) and size == 0:
                 return 0
             total = total + (size - 1) * stride
-        return total
+        return 2 * total if self.dtype.is_complex else total
 
 
 @dataclass(frozen=True, slots=True)

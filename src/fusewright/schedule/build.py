@@ -223,7 +223,7 @@ class _Emitter:
     def _store(self, stage: int, nest: Nest, access: Access, store: Store) -> None:
         """`store`: rewritten for the group's loops."""
         # so that a forwarded value is rounded as a stored one
-        value = ir.cast(store.value, self.buffers[store.buffer].dtype)
+        value = ir.cast(store.value, self.buffers[store.buffer].element)
         item = _Stored(store.buffer, access, nest, stage, store.index, value, store.mode, store.bindings)
         item.to_memory = store.buffer not in self.internal or store.mode != "write"
         if isinstance(value, (LocalValue, Constant)):
@@ -317,7 +317,7 @@ class _Emitter:
         touching = self.group.touching[name]
         if not all(access.affine for _, access in touching):
             return None
-        dtype = self.buffers[name].dtype
+        dtype = self.buffers[name].element
         label = f"s{len(self.scratch)}"
         writers = [(nest, access) for nest, access in touching if access.store]
         filled = sum(estimate(product(nest.extents[nest.outer :])) for nest, _ in writers)
@@ -408,14 +408,14 @@ def build_kernel(
     for stage in stages:
         for statement in stage.statements:
             if isinstance(statement, Store) and statement.buffer not in scratch_names:
-                written.setdefault(statement.buffer, buffers[statement.buffer].dtype)
+                written.setdefault(statement.buffer, buffers[statement.buffer].element)
     touched = list(dict.fromkeys([*emitter.reads, *written]))
     return Kernel(
         name=name,
         outer=tuple(Axis(sym, extent) for sym, extent in zip(outer, group.outer)),
         stages=tuple(stages),
         buffers=tuple(touched),
-        dtypes=tuple(buffers[buffer].dtype for buffer in touched),
+        dtypes=tuple(buffers[buffer].element for buffer in touched),
         written=frozenset(written),
         sizes=sizes_used(group.outer, stages, emitter.scratch, sizes) if sizes else (),
         scratch=tuple(emitter.scratch),

@@ -83,7 +83,7 @@ class Fuser:
         self.groups: dict[int, Group] = {}
         self.group_of: list[int] = []
         self.merges = 0
-        self.bytes = {name: estimate(buffer.span()) * buffer.dtype.itemsize for name, buffer in buffers.items()}
+        self.bytes = {name: estimate(buffer.span()) * buffer.element.itemsize for name, buffer in buffers.items()}
 
     def run(self) -> list[Group]:
         """All groups (externs are groups of their own), in no particular order."""

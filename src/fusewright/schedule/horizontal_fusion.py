@@ -45,7 +45,7 @@ def _may_join(kernel: Kernel, buffers: Mapping[str, Buffer], options: ScheduleOp
     """On a CPU; and new memory that is written must be little, because what a region writes is alive at the same
     time."""
     fresh = [name for name in kernel.written if buffers[name].role in ("temporary", "output")]
-    new_bytes = sum(estimate(buffers[name].span(), options.examples) * buffers[name].dtype.itemsize for name in fresh)
+    new_bytes = sum(estimate(buffers[name].span(), options.examples) * buffers[name].element.itemsize for name in fresh)
     return new_bytes <= options.horizontal_bytes and all(buffers[name].device.type == "cpu" for name in kernel.buffers)
 
 

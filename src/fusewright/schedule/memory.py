@@ -86,7 +86,7 @@ def plan_memory(
                 lifetimes[name].last, lifetimes[result].last if result in lifetimes else len(steps)
             )
     last_step = {region: number for number, region in enumerate(regions(steps))} | {len(steps): len(steps)}
-    sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in lifetimes}
+    sizes = {name: _round(buffers[name].span() * buffers[name].element.itemsize) for name in lifetimes}
     alone = (
         returned
         if own_bytes is None
@@ -151,9 +151,8 @@ def _share_in_place(
                 a, b = buffers[read], buffers[written]
                 # On a GPU another thread of the block may write an element than the one that reads it, and nothing
                 # orders the two.
-                alike = (
-                    a.dtype.itemsize == b.dtype.itemsize and a.device == b.device == _CPU and same(a.span(), b.span())
-                )
+                width = a.element.itemsize == b.element.itemsize
+                alike = width and a.device == b.device == _CPU and same(a.span(), b.span())
                 if not alike or not places.in_place(read, written):
                     continue
                 shared[written] = read

@@ -59,7 +59,7 @@ def _growth(groups: Sequence[Group], dependencies: Dependencies, buffers: Mappin
             touch = dependencies.touches[position]
             for name in touch.writes:
                 if buffers[name].role == "temporary" and not inside.issuperset(dependencies.readers.get(name, ())):
-                    total += estimate(buffers[name].span()) * buffers[name].dtype.itemsize
+                    total += estimate(buffers[name].span()) * buffers[name].element.itemsize
             for name in touch.reads:
                 if (
                     name not in dependencies.kept
@@ -67,6 +67,6 @@ def _growth(groups: Sequence[Group], dependencies: Dependencies, buffers: Mappin
                     and inside.isdisjoint(dependencies.writers[name])
                 ):
                     if inside.issuperset(dependencies.readers[name]):
-                        total -= estimate(buffers[name].span()) * buffers[name].dtype.itemsize
+                        total -= estimate(buffers[name].span()) * buffers[name].element.itemsize
         growth[group.id] = total
     return growth

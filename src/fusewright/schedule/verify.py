@@ -41,7 +41,7 @@ def verify(plan: Plan) -> None:
         verify_kernel(kernel)
         for name, dtype in zip(kernel.buffers, kernel.dtypes):
             _require(name in plan.buffers, f"{kernel.name}: buffer {name} is not in the plan")
-            _require(plan.buffers[name].dtype == dtype, f"{kernel.name}: {name} has another dtype in the plan")
+            _require(plan.buffers[name].element == dtype, f"{kernel.name}: {name} has another dtype in the plan")
     _verify_order(plan)
     _verify_horizontal(plan)
     _verify_arena(plan)

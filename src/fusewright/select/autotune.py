@@ -203,7 +203,7 @@ def _bytes(plan: Plan, kernel: Kernel) -> int:
 
 def _span_bytes(plan: Plan, name: str) -> int:
     span = plan.buffers[name].span()
-    return span * plan.buffers[name].dtype.itemsize if isinstance(span, int) else 0
+    return span * plan.buffers[name].element.itemsize if isinstance(span, int) else 0
 
 
 def _writes_outside(plan: Plan, kernel: Kernel) -> bool:

@@ -97,15 +97,17 @@ def made_up(buffer: Buffer, generator: torch.Generator, signed: bool, places: bo
     wide integers."""
     span = buffer.span()
     assert isinstance(span, int)
-    if buffer.dtype.is_floating_point:
-        flat = torch.empty(span, dtype=buffer.dtype, device=buffer.device)
+    if buffer.element.is_floating_point:
+        flat = torch.empty(span, dtype=buffer.element, device=buffer.device)
         flat = flat.normal_(generator=generator) if signed else flat.uniform_(0.5, 1.5, generator=generator)
     elif (
-        buffer.dtype in (torch.int8, torch.uint8) and not places
+        buffer.element in (torch.int8, torch.uint8) and not places
     ):  # a quantised weight: of zeros, every result would be right
-        flat = torch.randint(1, 100, (span,), dtype=buffer.dtype, device=buffer.device, generator=generator)
+        flat = torch.randint(1, 100, (span,), dtype=buffer.element, device=buffer.device, generator=generator)
     else:
-        flat = torch.zeros(span, dtype=buffer.dtype, device=buffer.device)
+        flat = torch.zeros(span, dtype=buffer.element, device=buffer.device)
+    if buffer.dtype.is_complex:
+        flat = torch.view_as_complex(flat.view(-1, 2))
     return flat.as_strided(buffer.shape, buffer.stride)  # type: ignore[arg-type]
 
 

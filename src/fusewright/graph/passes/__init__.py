@@ -12,6 +12,7 @@ from fusewright.base.errors import CannotFunctionalise
 from fusewright.graph.passes.attention.attention_backward import attention_backward
 from fusewright.graph.passes.attention.short_attention import may_write_out, short_attention
 from fusewright.graph.passes.clean.canonicalise import canonicalise
+from fusewright.graph.passes.clean.complex_parts import complex_parts
 from fusewright.graph.passes.clean.constant_fold import constant_fold
 from fusewright.graph.passes.clean.cse import cse
 from fusewright.graph.passes.clean.dce import dce
@@ -40,6 +41,7 @@ PIPELINE: list[tuple[Pass, str]] = [
     (dce, "Removes what nothing uses, so that the next passes look at less."),
     (canonicalise, "Removes views, copies and casts that change nothing, and joins chains of views."),
     (constant_fold, "Computes operators whose arguments are filled with one known number."),
+    (complex_parts, "Computes complex numbers as pairs of reals."),
     (cse, "Computes repeated subexpressions once."),
     (dce, "Removes what the passes before left unused."),
     (specialise, "The same once more, for guards that the passes themselves have asked for."),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from fusewright.loops.ir import (
 from fusewright.loops.lower import expressions as ex, registry
 from fusewright.loops.lower.extern import call_extern
 from fusewright.loops.lower.liveness import drop_dead_operations
+from fusewright.loops.lower.promotion import COMPUTABLE, computable_dtypes
 from fusewright.loops.lower.questions import (
     check_aliases,
     empty_view,
@@ -69,23 +69,8 @@ from fusewright.loops.lower.values import (
 from fusewright.sizes.expressions import Dim, Expr, Symbol, known_le, known_lt
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
-COMPUTABLE = frozenset(
-    {
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.bfloat16, torch.float16, torch.float32, torch.float64,
-    }
-)  # fmt: skip
-
-_CONVERSIONS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
-
 MAX_NODES = 160
 MAX_LOADS = 24
-
-
-@lru_cache
-def _converts_float8(device: torch.device) -> bool:
-    """Whether the processor has instructions for it (Triton has none for older ones)."""
-    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +220,7 @@ class Lowering:
 
     def computed_here(self, target: Any, args: Any, kwargs: Any, kind: Any) -> bool:
         """Whether loops compute the operator. A number on the CPU that is not known gets memory, for a GPU's kernel."""
-        converts = target in _CONVERSIONS and _converts_float8(kind.device)
-        dtypes = COMPUTABLE | ir.FLOAT8 if converts else COMPUTABLE
+        dtypes = computable_dtypes(target, kind.device) if isinstance(kind, TensorType) else COMPUTABLE
         pointwise = torch.Tag.pointwise in target.tags
         if not self.computable(args, kwargs, kind, pointwise, dtypes) or for_floats(target, args):
             return False

@@ -1,13 +1,15 @@
-"""In which dtype an elementwise operator computes: PyTorch's type promotion, on values and Python numbers.
+"""With which dtypes loops compute, and in which one an elementwise operator does: PyTorch's type promotion, on values
+and Python numbers.
 
-Takes operands; gives a dtype. The rule (docs "tensor attributes", `c10::ResultTypeState`): tensors with dimensions
-decide, tensors without dimensions only if they are of a higher category (bool < int < float), Python numbers likewise
-below them.
+Takes operators and operands; gives dtypes. The rule (docs "tensor attributes", `c10::ResultTypeState`): tensors with
+dimensions decide, tensors without dimensions only if they are of a higher category (bool < int < float), Python numbers
+likewise below them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +21,28 @@ from fusewright.loops.lower.registry import Fallback
 from fusewright.loops.lower.values import Value
 from fusewright.operators.rules.common import holds
 from fusewright.sizes.expressions import Expr
+
+COMPUTABLE = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.bfloat16, torch.float16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+_WITH_COMPLEX = COMPUTABLE | {torch.complex64, torch.complex128}
+_CONVERSIONS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+
+
+def computable_dtypes(target: object, device: torch.device) -> frozenset[torch.dtype]:
+    """The dtypes of arguments and results with which loops can express an operator."""
+    if target is torch.ops.aten.complex.default:
+        return _WITH_COMPLEX
+    return COMPUTABLE | ir.FLOAT8 if target in _CONVERSIONS and _converts_float8(device) else COMPUTABLE
+
+
+@lru_cache
+def _converts_float8(device: torch.device) -> bool:
+    """Whether the processor has instructions for it (Triton has none for older ones)."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def category(dtype: torch.dtype) -> int:

@@ -125,6 +125,17 @@ def view_by_type(call: Call, self: Value, *args: Any) -> Value:
     return call.result(ex.apply("bitcast", call.lowering.at(self, call.axes), dtype=call.type.dtype))
 
 
+@lowers("view_as_real", view=True)
+def view_as_real(call: Call, self: Value) -> Value:
+    """The parts of complex numbers, which lie in memory: nothing is computed in them here."""
+    found = window(self)
+    if found is None or is_empty(self.shape):
+        raise Fallback("parts of what is not in memory")
+    stride = (*(2 * step for step in found.stride), 1)
+    load = strided_load(found.buffer, call.type.shape, stride, 2 * found.offset, call.type.dtype)
+    return Value(call.type, load, call.lowering.locations)
+
+
 BITCASTABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32, torch.float64})
 
 
@@ -294,6 +305,8 @@ def as_strided(
     if ref is None or not _laid_out_as_typed(self, ref):
         raise Fallback("as_strided of a value whose storage is laid out otherwise")
     buffer = low.program.buffers[ref.buffer]
+    if buffer.dtype is not self.dtype:
+        raise Fallback("as_strided of the parts of complex numbers")
     base = ref.offset if storage_offset is None else storage_offset - buffer.offset
     if buffer.role not in ("input", "constant"):
         if storage_offset is not None and known_eq(ref.offset, self.type.offset) is not True:
