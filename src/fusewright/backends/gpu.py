@@ -14,6 +14,7 @@ import torch
 from fusewright.base.records import replace
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
 from fusewright.codegen.triton.module import NO_TILES, Tiles
+from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS
 from fusewright.loops.ir import Buffer, LoopProgram
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions
@@ -53,9 +54,8 @@ def schedule_options(options: ScheduleOptions, program: LoopProgram) -> Schedule
         return options
     units = cuda_code.processor(device.index or 0).units
     return replace(
-        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=512, gathered_chunk=128,
-        scratch_bytes=128 * 1024,
-        own_bytes=OWN_BYTES,
+        options, min_parallel=4 * units, lanes=64, held_rows=PERSISTENT_COLUMNS, chunks=8 * units, smallest_chunk=512,
+        gathered_chunk=128, scratch_bytes=128 * 1024, own_bytes=OWN_BYTES,
     )  # fmt: skip
 
 

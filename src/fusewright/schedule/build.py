@@ -32,12 +32,15 @@ from fusewright.schedule.fuse import Group
 from fusewright.schedule.hoist import hoist, stored
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement, roots
+from fusewright.schedule.split import ELEMENTARY
 from fusewright.schedule.stages import StagePlan, Stager, Unit, elementwise
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, loop_symbol, product, substitute, symbol
 
 CHEAP = frozenset("add sub mul neg abs minimum maximum where cast".split())
 """Operations that are cheaper to do again than a round trip through memory."""
+ON_A_GPU = CHEAP | ELEMENTARY | {"div"}
+"""The same for a processor that waits for memory: also functions of some ten instructions and more."""
 
 
 @dataclass(slots=True)
@@ -285,7 +288,8 @@ class _Emitter:
         ):
             return False
         found = survey([item.value])
-        if found.nodes > 5 or len(found.loads) > 1 or found.masks or any(load.bindings for load in found.loads):
+        cheap, most = (CHEAP, 5) if self.options.lanes == 1 else (ON_A_GPU, 10)
+        if found.nodes > most or len(found.loads) > 1 or found.masks or any(load.bindings for load in found.loads):
             return False
         if any(load.buffer in self.group.written for load in found.loads):
             return False  # it may have been overwritten since
@@ -295,7 +299,7 @@ class _Emitter:
             if isinstance(node, LocalValue) and node.name not in self.lasting:
                 return False
             if isinstance(node, Apply):
-                if node.op not in CHEAP:
+                if node.op not in cheap:
                     return False
                 stack.extend(node.args)
             elif not isinstance(node, (LocalValue, Constant, Load)):

@@ -340,9 +340,11 @@ class Fuser:
 
     def _too_many_rows(self, group: Group, other: Group, recipe: Recipe) -> bool:
         """Whether `group` would store more rows from a tile of columns than pays. A GPU's block of columns stores as it
-        goes, unless it must know a result of all its rows first."""
+        goes, unless it must know a result of all its rows first: then it holds them, where there are blocks enough."""
         if self.options.lanes > 1:
-            most = SHORT if other.written & group.touching.keys() else None
+            columns = estimate(product(recipe.outer_extents()))
+            held = self.options.held_rows if columns // VECTOR >= self.options.min_parallel else SHORT
+            most = held if other.written & group.touching.keys() else None
         else:
             most = LONG if self._is_reduced_next(group, other) or self._saves_rows(group, other) else SHORT
         return most is not None and estimate(product(self._sunk_extents(recipe))) > most

@@ -22,6 +22,8 @@ from fusewright.sizes.expressions import Dim, Expr, Symbol, coefficient, loop_sy
 from fusewright.sizes.tensor_type import contiguous_strides
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
+POSITIONAL: dict[str, ir.ReductionKind] = {"argmax": "max", "argmin": "min"}
+"""Reductions to a position → the reduction to the value there."""
 ELEMENTARY = frozenset({"exp", "expm1", "log", "log1p", "erf", "erfc", "tanh", "sin", "cos", "sigmoid", "pow"})
 """Functions of some ten instructions and more."""
 MOST_ROWS = 1 << 14
@@ -56,7 +58,11 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
             chunks = _chunks(operation, cut, buffers[operation.buffer].device, options)
             buffers[chunks.buffer.name] = chunks.buffer
             cut_up[position] = operation, chunks
-            made[position] = _sums_of_chunks(operation, chunks)
+            if operation.kind in POSITIONAL:
+                more, made[position] = _positions_in_chunks(operation, chunks)
+                buffers.update((buffer.name, buffer) for buffer in more)
+            else:
+                made[position] = _sums_of_chunks(operation, chunks)
     if options.lanes > 1:
         for squares, mean in find_statistics(program.operations).items():
             if mean in cut_up and squares in cut_up and cut_up[mean][1].buffer.shape == cut_up[squares][1].buffer.shape:
@@ -66,13 +72,13 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
     return replace(program, buffers=buffers, operations=operations)
 
 
-Space = tuple[tuple[Dim, ...], tuple[Dim, ...], bool, int | None]
+Space = tuple[tuple[Dim, ...], tuple[Dim, ...], bool, int | None, bool]
 
 
 def _space(operation: Reduction, options: ScheduleOptions) -> Space:
     """The extents that a reduction walks, and which way it reads."""
     outer, reduced = (tuple(axis.extent for axis in axes) for axes in (operation.axes, operation.reduced))
-    return outer, reduced, _along_outer(operation), _short_run(operation, options)
+    return outer, reduced, _along_outer(operation), _short_run(operation, options), operation.kind in POSITIONAL
 
 
 def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
@@ -120,9 +126,11 @@ def _count(cut: Cut) -> int:
 
 
 def _splittable(operation: Reduction) -> bool:
-    return operation.kind in SPLITTABLE and (
-        operation.kind not in ("any", "all") or operation.value.dtype is torch.bool
-    )
+    if operation.kind in ("any", "all"):
+        return operation.value.dtype is torch.bool
+    if operation.kind in POSITIONAL:
+        return operation.value.dtype is not torch.bool
+    return operation.kind in SPLITTABLE
 
 
 def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> Cut | None:
@@ -157,12 +165,13 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
     if options.lanes > 1:
         wanted = min(wanted, max(-(-chunks // max(outer, 1)), 2))
     best: Cut = ()
-    for k, axis in enumerate(operation.reduced):
+    positional = operation.kind in POSITIONAL  # positions count chunk by chunk
+    for k, axis in enumerate(() if positional else operation.reduced):
         if isinstance(axis.extent, int):
             count = _largest_divisor(axis.extent, wanted)
             if count > 1 and count > _count(best):
                 best = ((k, count),)
-    if options.lanes > 1 and 2 * _count(best) < wanted:
+    if positional or (options.lanes > 1 and 2 * _count(best) < wanted):
         best = max(best, _cut_outermost(operation, wanted), key=_count)
     least = LEAST_CHUNKS if options.lanes > 1 else 2
     return best if _count(best) >= least and _count(best) * 4 >= min(wanted, 16) else None
@@ -209,7 +218,7 @@ def _main_load(operation: Reduction) -> ir.Load | None:
 def _short_run(operation: Reduction, options: ScheduleOptions) -> int | None:
     """The reduced axis that neighbouring elements lie along, where it is so short that what is read between its ends is
     mostly others' (a group of channels, in channels-last images)."""
-    if options.lanes == 1 or len(operation.reduced) < 2:
+    if options.lanes == 1 or len(operation.reduced) < 2 or operation.kind in POSITIONAL:
         return None
     main = _main_load(operation)
     if main is None:
@@ -270,6 +279,57 @@ def _sums_of_chunks(operation: Reduction, chunks: Chunks) -> tuple[Reduction, Re
         operation, reduced=chunks.chunk, value=ir.load(chunks.buffer.name, chunks.index, chunks.buffer.dtype)
     )
     return chunks.reduction(operation, chunks.value), whole
+
+
+def _positions_in_chunks(operation: Reduction, chunks: Chunks) -> tuple[list[Buffer], tuple[Operation, ...]]:
+    """The extreme of each chunk and its position there; then which chunk has the first extreme of all, and its
+    position."""
+    values, name = chunks.buffer, operation.buffer
+    positions = replace(values, name=f"{name}_positions", dtype=torch.int64)
+    extents = [axis.extent for axis in operation.axes]
+    strides = contiguous_strides(tuple(extents))
+    first = replace(positions, name=f"{name}_first", shape=tuple(extents), stride=strides)
+    place: Dim = 0
+    for axis, stride in zip(operation.axes, strides):
+        place = place + axis.symbol * stride
+    accumulated = ir.local_value("acc", torch.int64)
+    counts = [axis.extent for axis in chunks.chunk]
+    number = symbol("p", 0, product(counts) - 1)
+    numbers: dict[Expr, Dim] = {}
+    inner: Dim = 1
+    for axis in reversed(chunks.chunk):
+        numbers[axis.symbol] = number // inner % axis.extent
+        inner = inner * axis.extent
+    which = ir.load(first.name, place, torch.int64)
+    length = ir.index_value(_extent(chunks.rest))
+    inside = ir.load(positions.name, substitute(chunks.index, numbers), torch.int64, ((number, which),))
+    before = ir.apply("mul", which, length, dtype=torch.int64)
+    found = ir.apply("add", before, inside, dtype=torch.int64)
+    finish = Rewriter(
+        dim=lambda index: index,
+        load=lambda node: None,
+        local=lambda node: found if node.name == "acc" else node,
+        bind=lambda old, value: old,
+    ).visit(operation.finish)
+    return [positions, first], (
+        replace(chunks.reduction(operation, chunks.value), kind=POSITIONAL[operation.kind]),
+        replace(
+            chunks.reduction(operation, chunks.value),
+            name=f"{operation.name}_positions",
+            buffer=positions.name,
+            finish=accumulated,
+        ),
+        replace(
+            operation,
+            name=f"{operation.name}_first",
+            reduced=chunks.chunk,
+            value=ir.load(values.name, chunks.index, values.dtype),
+            buffer=first.name,
+            index=place,
+            finish=accumulated,
+        ),
+        Pointwise(operation.name, operation.axes, (ir.Store(name, operation.index, finish),), operation.locations),
+    )
 
 
 class _Renamer:

@@ -21,7 +21,7 @@ from tests.schedule.reference import schedule
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
 
 GPU = ScheduleOptions(
-    min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, scratch_bytes=128 * 1024
+    min_parallel=16, lanes=8, held_rows=512, chunks=16, smallest_chunk=64, chunk_points=1024, scratch_bytes=128 * 1024
 )
 
 
@@ -194,6 +194,19 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     "cumulative sums": (lambda x: x.cumsum(-1) + x.cumsum(0), lambda: [r(7, 35)]),
     "a long cumulative sum": (lambda x: x.double().cumsum(-1), lambda: [r(2, 9000)]),
     "extremes and their positions": (extremes, lambda: [r(9, 33)]),
+    "divergence of softmaxes of long rows": (
+        lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="sum"),
+        lambda: [r(3, 40000), r(3, 40000)],
+    ),
+    "softmax of rows longer than a block": (lambda x: x.softmax(-1), lambda: [r(2, 70000).bfloat16()]),
+    "positions in chunks": (
+        lambda x: (x.argmax(), x.argmin(0), torch.round(x).argmax(), torch.round(x).max(0)),
+        lambda: [r(6000, 3)],
+    ),
+    "positions beside NaN and infinities": (
+        lambda x: (x.argmax(0), x.argmin(0), (x - x).argmax(), torch.full_like(x, float("-inf")).argmax()),
+        lambda: [torch.where(torch.rand(6000, 3) < 0.001, r(6000, 3).log(), r(6000, 3))],
+    ),
     "a long row's extreme": (lambda x: (x.argmax(-1), x.amax(-1)), lambda: [r(1, 2100)]),
     "gathers and scatters": (scattered, lambda: [r(8, 6), torch.tensor([1, 1, 7, 0, 1]), r(5, 6)]),
     "division": (divisions, lambda: [torch.arange(-8, 8), torch.tensor([3, -3, 5, 2] * 4), r(16), r(16)]),

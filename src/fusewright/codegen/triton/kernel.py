@@ -315,7 +315,7 @@ class Emitter:
             self._statements(view.stage.statements)
             before.append(f"for base in range(0, {text}, R):")
         else:
-            self._statements(view.stage.statements[:-1])
+            self._statements([one for one in view.stage.statements if not isinstance(one, Reduce)])
             online.begin(self, pair)
             online.body(self, pair)
             before.append(f"for base in tl.range(0, {text}, R, num_stages={online.STAGES}):")

@@ -1,4 +1,4 @@
-"""The maximum of a long row and the sum of exponentials beside it, in one loop instead of two (an online softmax).
+"""Maxima of long rows and the sums of exponentials beside them, in one loop instead of two (an online softmax).
 
 Takes the stages of a kernel; gives which pairs of them are one loop, and emits that loop's body. Always holds: the sum
 is what the two loops give, but for the order of rounding: after each block of the row it is scaled by exp(old maximum -
@@ -32,46 +32,46 @@ STAGES = 3
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """first, second: places of the two stages; maximum, total: their reductions."""
+    """first, second: places of the two stages; reductions: each maximum of the first, and its sum in the second."""
 
     first: int
     second: int
-    maximum: Reduce
-    total: Reduce
+    reductions: tuple[tuple[Reduce, Reduce], ...]
 
 
 def pairs_of(shape: Shape) -> tuple[Pair, ...]:
-    """The stages that make one loop: a maximum of some value over a row, then the sum of exp(value - maximum) over the
-    same row, with nothing in between that the second reads."""
+    """The stages that make one loop: maxima of some values over a row, then for each the sum of exp(value - maximum)
+    over the same row, with nothing in between that the second reads."""
     found: list[Pair] = []
     for first, view in enumerate(shape.views):
-        maximum = _only_reduction(view, "max")
-        if maximum is None:
+        maxima = _reductions(view, "max")
+        if not maxima:
             continue
-        value = _inlined(view, maximum.value)
         for second in range(first + 1, len(shape.views)):
             later = shape.views[second]
-            total = _only_reduction(later, "sum")
-            if (
-                total is not None
-                and _same_row(view, later)
-                and _is_shifted(_inlined(later, total.value), value, maximum.local)
-            ):
-                if not _reads_what_is_written(shape, first, second):
-                    found.append(Pair(first, second, maximum, total))
+            totals = _reductions(later, "sum") if _same_row(view, later) else {}
+            matched = [
+                (maximum, total)
+                for maximum, value in maxima.items()
+                for total, summed in totals.items()
+                if _is_shifted(summed, value, maximum.local)
+            ]
+            if matched:
+                if len(matched) == len(maxima) == len(totals) and not _reads_what_is_written(shape, first, second):
+                    found.append(Pair(first, second, tuple(matched)))
                 break
     return tuple(found)
 
 
-def _only_reduction(view: StageView, kind: str) -> Reduce | None:
-    """The reduction of a stage that holds nothing else but values for it."""
-    statements = view.stage.statements
-    if not view.axes or not all(isinstance(statement, Define) for statement in statements[:-1]):
-        return None
-    last = statements[-1]
-    if isinstance(last, Reduce) and last.kind == kind and last.value.dtype is torch.float32:
-        return last
-    return None
+def _reductions(view: StageView, kind: str) -> dict[Reduce, Expression]:
+    """The reductions of a stage that holds nothing else but values for them, each with its value without the stage's
+    own locals; none if any is of another kind."""
+    reductions = [statement for statement in view.stage.statements if isinstance(statement, Reduce)]
+    if not view.axes or not all(isinstance(statement, Define | Reduce) for statement in view.stage.statements):
+        return {}
+    if any(one.kind != kind or one.value.dtype is not torch.float32 for one in reductions):
+        return {}
+    return {one: _inlined(view, one.value) for one in reductions}
 
 
 def _inlined(view: StageView, value: Expression) -> Expression:
@@ -82,9 +82,9 @@ def _inlined(view: StageView, value: Expression) -> Expression:
         return defined.get(node.name, node)
 
     rewriter = Rewriter(dim=lambda index: index, load=lambda node: None, local=local, bind=lambda old, _: old)
-    for statement in view.stage.statements[:-1]:
-        assert isinstance(statement, Define)
-        defined[statement.local] = rewriter.visit(statement.value)
+    for statement in view.stage.statements:
+        if isinstance(statement, Define):
+            defined[statement.local] = rewriter.visit(statement.value)
     return rewriter.visit(value)
 
 
@@ -113,35 +113,38 @@ def _reads_what_is_written(shape: Shape, first: int, second: int) -> bool:
 
 def begin(e: Emitter, pair: Pair) -> None:
     """The accumulators, before the loop."""
-    maximum, total = _names(pair)
-    e.lines[0].append(f'{maximum} = tl.full({e.shape_text(frozenset("x"))}, float("-inf"), tl.float32)')
-    e.lines[0].append(f"{total} = tl.full({e.shape_text(frozenset('xr'))}, 0, tl.float32)")
+    for maximum, total in map(_names, pair.reductions):
+        e.lines[0].append(f'{maximum} = tl.full({e.shape_text(frozenset("x"))}, float("-inf"), tl.float32)')
+        e.lines[0].append(f"{total} = tl.full({e.shape_text(frozenset('xr'))}, 0, tl.float32)")
 
 
 def body(e: Emitter, pair: Pair) -> None:
     """One step of the loop. A place that does not exist counts as negative infinity, whose exponential is 0."""
-    maximum, total = _names(pair)
-    value = e.filled(e.evaluate(pair.maximum.value))
-    if e.row_mask is not None:
-        text = f'tl.where({e.row_mask.text}, {value.text}, float("-inf"))'
-        value = e.bind(text, value.dims, e.level_of(value, e.row_mask))
-    e.lines[1] += [
-        f"{maximum}_now = lib.maximum({maximum}, tl.reduce({value.text}, 1, lib.maximum)[:, None])",
-        # Nothing can be subtracted from a maximum of negative infinity: such a block adds zeros.
-        f'{maximum}_finite = tl.where({maximum}_now == float("-inf"), 0.0, {maximum}_now)',
-        f"{total} = {total} * tl.exp({maximum} - {maximum}_finite) + tl.exp({value.text} - {maximum}_finite)",
-        f"{maximum} = {maximum}_now",
-    ]
+    for reductions in pair.reductions:
+        maximum, total = _names(reductions)
+        value = e.filled(e.evaluate(reductions[0].value))
+        if e.row_mask is not None:
+            text = f'tl.where({e.row_mask.text}, {value.text}, float("-inf"))'
+            value = e.bind(text, value.dims, e.level_of(value, e.row_mask))
+        e.lines[1] += [
+            f"{maximum}_now = lib.maximum({maximum}, tl.reduce({value.text}, 1, lib.maximum)[:, None])",
+            # Nothing can be subtracted from a maximum of negative infinity: such a block adds zeros.
+            f'{maximum}_finite = tl.where({maximum}_now == float("-inf"), 0.0, {maximum}_now)',
+            f"{total} = {total} * tl.exp({maximum} - {maximum}_finite) + tl.exp({value.text} - {maximum}_finite)",
+            f"{maximum} = {maximum}_now",
+        ]
 
 
 def close(e: Emitter, pair: Pair) -> None:
-    """The two results, after the loop."""
-    maximum, total = _names(pair)
+    """The results, after the loop."""
     row = frozenset("x")
-    e.locals[pair.maximum.local] = Value(maximum, row)
-    text = f'tl.where({maximum} == float("-inf"), float("nan"), tl.sum({total}, 1)[:, None])'
-    e.locals[pair.total.local] = e.bind(text, row, 0)
+    for reductions in pair.reductions:
+        maximum, total = _names(reductions)
+        e.locals[reductions[0].local] = Value(maximum, row)
+        text = f'tl.where({maximum} == float("-inf"), float("nan"), tl.sum({total}, 1)[:, None])'
+        e.locals[reductions[1].local] = e.bind(text, row, 0)
 
 
-def _names(pair: Pair) -> tuple[str, str]:
-    return f"{pair.maximum.local}_so_far", f"{pair.total.local}_sum"
+def _names(reductions: tuple[Reduce, Reduce]) -> tuple[str, str]:
+    maximum, total = reductions
+    return f"{maximum.local}_so_far", f"{total.local}_sum"

@@ -175,8 +175,10 @@ def _rows(shape: Shape, processor: Processor) -> Tile:
         return _columns(shape, processor, outer, longest, static)
     if static and longest <= limit and _worth_holding(shape, longest):
         return _persistent(shape, processor, outer, longest)
-    if longest > online.STEP and online.pairs_of(shape):
-        return Tile("rows", 1, online.STEP, online.STEP // (32 * online.ELEMENTS_A_THREAD), tuple(shape.outer))
+    pairs = online.pairs_of(shape) if longest > online.STEP else ()
+    if pairs:
+        step = online.STEP // power_of_two(max(len(pair.reductions) for pair in pairs))
+        return Tile("rows", 1, step, online.STEP // (32 * online.ELEMENTS_A_THREAD), tuple(shape.outer))
     step = _clamp(power_of_two(longest), 16, 1024 if scans else 4096)
     x = 1
     while x * step < 512 and x < 64 and outer // (2 * x) >= processor.units:
