@@ -200,7 +200,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     ),
     "softmax of rows longer than a block": (lambda x: x.softmax(-1), lambda: [r(2, 70000).bfloat16()]),
     "positions in chunks": (
-        lambda x: (x.argmax(), x.argmin(0), torch.round(x).argmax(), torch.round(x).max(0)),
+        lambda x: (x.argmax(), x.argmin(0), torch.round(x).argmax(), *torch.round(x).max(0)),
         lambda: [r(6000, 3)],
     ),
     "positions beside NaN and infinities": (
