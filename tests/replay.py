@@ -11,7 +11,7 @@ file a program and stage: `graph`, `guards` and `finish` of the capture, each st
 are equal, then the first differences; its exit status is 1 where there is any.
 
 Always holds: two records of one tree are equal to the byte, whatever the hash seed, so a difference is the change's.
-Nothing is measured (the clock moves by the same tick whenever somebody looks, so no race has a winner and defaults are
+Nothing is measured (the clock moves by the same tick whenever somebody looks, so no candidate is quickest and defaults are
 taken), the disk cache is off, random numbers have a seed. Texts hold no addresses, no modules of fusewright and no
 lines of its source. Both records must be of one machine and environment: kernels are generated for the processor at
 hand.
@@ -120,7 +120,7 @@ WRITERS: dict[str, Callable[[Any], list[tuple[str, str]]]] = {
     "Recompiling": _failures,
     "LimitReached": _failures,
     "Compiled": lambda event: [("events", "")],
-    "Raced": lambda event: [("events", f"{event.question}: {event.winner}")],
+    "Autotuned": lambda event: [("events", f"{event.question}: {event.winner}")],
     "Hint": lambda event: [("events", event.text)],
     "Reused": lambda event: [("events", event.reason)],
     "FellBack": lambda event: [("events", event.reason)],

@@ -1,4 +1,4 @@
-"""mode="max-autotune" on a GPU: races that end with eager's results. Skipped where there is no GPU."""
+"""mode="max-autotune" on a GPU: measurements that end with eager's results. Skipped where there is no GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tuned(
 
 
 def check(function: Callable[..., object], inputs: list[torch.Tensor], **options: object) -> list[events.Event]:
-    """Compiles with races, compares with eager (errors by norms), gives the events."""
+    """Compiles with autotuning, compares with eager (errors by norms), gives the events."""
     heard: list[events.Event] = []
     compiled = tuned(function, **options)
     with torch.no_grad(), events.STREAM.listening(heard.append):
@@ -44,20 +44,20 @@ def check(function: Callable[..., object], inputs: list[torch.Tensor], **options
     return heard
 
 
-def races(heard: list[events.Event]) -> list[events.Raced]:
-    return [event for event in heard if isinstance(event, events.Raced)]
+def autotuned(heard: list[events.Event]) -> list[events.Autotuned]:
+    return [event for event in heard if isinstance(event, events.Autotuned)]
 
 
 Program = tuple[Callable[..., object], Callable[[torch.dtype], list[torch.Tensor]]]
 """A function, and what makes its inputs."""
 
 
-def raced(program: Program, dtype: torch.dtype) -> list[events.Raced]:
-    """The races of a program that gives eager's results; none of the candidates was wrong."""
+def found(program: Program, dtype: torch.dtype) -> list[events.Autotuned]:
+    """What was measured for a program that gives eager's results; none of the candidates was wrong."""
     torch.manual_seed(0)
     function, make = program
-    heard = races(check(function, make(dtype)))
-    assert not [why for race in heard for why in race.refused.values() if why.startswith("wrong")]
+    heard = autotuned(check(function, make(dtype)))
+    assert not [why for one in heard for why in one.refused.values() if why.startswith("wrong")]
     return heard
 
 
@@ -80,8 +80,8 @@ PROGRAMS: dict[str, Program] = {
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_products(name: str, dtype: torch.dtype) -> None:
-    heard = raced(PROGRAMS[name], dtype)
-    assert heard and all(len(race.times) + len(race.refused) > 1 for race in heard)
+    heard = found(PROGRAMS[name], dtype)
+    assert heard and all(len(one.times) + len(one.refused) > 1 for one in heard)
 
 
 COMPUTED: dict[str, Program] = {
@@ -114,10 +114,10 @@ COMPUTED: dict[str, Program] = {
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> None:
-    heard = raced(COMPUTED[name], dtype)
-    asked = [race for race in heard if " behind " in race.question]
+    heard = found(COMPUTED[name], dtype)
+    asked = [one for one in heard if " behind " in one.question]
     assert len(asked) == 1 and sum("computed" in candidate for candidate in asked[0].times) > 0, [
-        race.text for race in heard
+        one.text for one in heard
     ]
 
 
@@ -125,10 +125,10 @@ def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> 
 def test_computed_operands_that_win(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan without the kernels in front, whatever is quickest here."""
     monkeypatch.setattr(
-        "fusewright.select.candidates.race", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0))
+        "fusewright.select.candidates.quickest", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0))
     )
-    heard = raced(COMPUTED[name], torch.bfloat16)
-    assert ["computed" in race.winner for race in heard if " behind " in race.question] == [True]
+    heard = found(COMPUTED[name], torch.bfloat16)
+    assert ["computed" in one.winner for one in heard if " behind " in one.question] == [True]
 
 
 def test_convolutions() -> None:
@@ -150,9 +150,9 @@ def test_convolutions() -> None:
             return F.relu(self.last(self.up(y)) + self.side(x))
 
     model = Block().cuda().bfloat16().eval()
-    heard = races(check(model, [r(8, 128, 29, 28)]))
-    assert sum("convolution" in race.question for race in heard) == 4
-    assert not [why for race in heard for why in race.refused.values() if why.startswith("wrong")]
+    heard = autotuned(check(model, [r(8, 128, 29, 28)]))
+    assert sum("convolution" in one.question for one in heard) == 4
+    assert not [why for one in heard for why in one.refused.values() if why.startswith("wrong")]
 
 
 def test_answers_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,17 +161,17 @@ def test_answers_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("FUSEWRIGHT_CACHE", "1")
     monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(folder))
     x, w = r(512, 256), r(256, 768)
-    first = races(check(lambda x, w: torch.sigmoid(x @ w), [x, w]))
-    again = races(check(lambda x, w: (torch.sigmoid(x @ w), x + 1), [x, w]))
-    assert [race.winner for race in first] == [race.winner for race in again] and "(remembered)" in again[0].text
+    first = autotuned(check(lambda x, w: torch.sigmoid(x @ w), [x, w]))
+    again = autotuned(check(lambda x, w: (torch.sigmoid(x @ w), x + 1), [x, w]))
+    assert [one.winner for one in first] == [one.winner for one in again] and "(remembered)" in again[0].text
     fusewright.reset()
-    whole = races(check(lambda x, w: torch.sigmoid(x @ w), [x, w]))  # the graph itself is in the cache, with its races
-    assert [race.winner for race in whole] == [race.winner for race in first] and whole[0].times == first[0].times
+    whole = autotuned(check(lambda x, w: torch.sigmoid(x @ w), [x, w]))  # the graph itself is in the cache, with what was measured
+    assert [one.winner for one in whole] == [one.winner for one in first] and whole[0].times == first[0].times
 
 
 def test_no_time_leaves_the_default_and_says_so() -> None:
     heard = check(lambda x, w: torch.cos(x @ w), [r(512, 264), r(264, 512)], autotune_seconds=0.0)
-    assert not races(heard) and any(
+    assert not autotuned(heard) and any(
         "autotune_seconds" in event.text for event in heard if isinstance(event, events.Hint)
     )
 
@@ -183,9 +183,9 @@ def test_a_search_that_had_no_time_goes_on_in_the_next_compile(monkeypatch: pyte
     monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(folder))
     function = lambda x, w: torch.cos(x @ w)
     x, w = r(512, 264), r(264, 512)
-    assert not races(check(function, [x, w], autotune_seconds=0.0))
+    assert not autotuned(check(function, [x, w], autotune_seconds=0.0))
     fusewright.reset()
-    assert races(check(function, [x, w]))
+    assert autotuned(check(function, [x, w]))
 
 
 def test_the_random_state_is_the_programs_own() -> None:

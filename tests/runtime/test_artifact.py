@@ -53,11 +53,11 @@ def test_a_plan_survives_its_bytes() -> None:
 
 
 def test_what_was_measured_is_kept_with_the_graph() -> None:
-    races = (
+    autotuned = (
         ("mm 16x32x64", "fused", (("library", 1.5e-5), ("fused", 1e-5)), "fused (1.50 times as quick as library)"),
     )
-    compiled = CompiledGraph(schedule().build(name="raced"), b"", (), (), None, races)
-    assert load_graph(dump(compiled)).races == races
+    compiled = CompiledGraph(schedule().build(name="autotuned"), b"", (), (), None, autotuned)
+    assert load_graph(dump(compiled)).autotuned == autotuned
 
 
 def test_integers_of_any_size_and_sign() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 import fusewright
 from fusewright import _native
 from fusewright.base.events import STREAM, Event, FellBack, Recompiling
-from fusewright.graph.freezing import Preparation, Ref, Step
+from fusewright.graph.freezing import Prepacking, Ref, Step
 from fusewright.sizes.tensor_type import TensorType
 
 
@@ -276,10 +276,10 @@ def test_two_modules_with_one_class() -> None:
 
 def test_what_preparing_raises_reaches_the_caller() -> None:
     def fail(*parameters: torch.Tensor) -> object:
-        raise RuntimeError("no preparation")
+        raise RuntimeError("no prepacking")
 
     plan = _native.PreparedPlan(lambda *inputs: inputs, fail, 1, (0,))
-    with pytest.raises(RuntimeError, match="no preparation"):
+    with pytest.raises(RuntimeError, match="no prepacking"):
         plan(torch.ones(3))
 
 
@@ -326,10 +326,10 @@ def test_values_on_the_way_are_freed_when_they_are_read() -> None:
         Step(None, (Ref(7),), ()),
     )
     kind = TensorType((6,), (1,), torch.float32, torch.device("cpu"))
-    preparation = Preparation((0, 1), steps, (Ref(8), Ref(9)), (kind, kind))
+    prepacking = Prepacking((0, 1), steps, (Ref(8), Ref(9)), (kind, kind))
     inputs = [torch.randn(3), torch.randn(3)]
     with Counting():
-        results = preparation.run(inputs)
+        results = prepacking.run(inputs)
     assert alive == [0, 1, 2, 2]
     first = torch.cat(inputs).exp()
     torch.testing.assert_close(results[0], first.exp().exp().exp())

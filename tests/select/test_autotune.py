@@ -1,4 +1,4 @@
-"""Races and their records, with made-up times: no GPU is needed to decide who wins."""
+"""Autotuning and its records, with made-up times: no GPU is needed to decide who wins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusewright.schedule.plan import Plan, RunKernel
 from fusewright.schedule.verify import verify
 from fusewright.select import autotune
 from fusewright.select.autotune import tune
-from fusewright.select.candidates import FEW, MANY, Candidate, Question, answer_all, race, record_key
+from fusewright.select.candidates import FEW, MANY, Budget, Candidate, Question, answer_all, quickest, record_key
 from fusewright.select.measure import disagreement
 from tests.loops.tracing import lowered, record
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 LIBRARY = "library"
 
 
-class FakeTrials:
+class FakeAutotuner:
     """Each candidate takes as long as `seconds` says for its name, by its first match; the clock goes on by what is measured."""
 
     machine = "fake"
@@ -91,31 +91,31 @@ def question(title: str, names: Sequence[str] = (LIBRARY, "a", "b"), weight: flo
     ],
 )
 def test_the_first_keeps_its_place_unless_another_is_clearly_quicker(seconds: dict[str, float], winner: str) -> None:
-    trials = FakeTrials(seconds, noise=(1.0, 1.0, 7.0))  # one round in three is disturbed
-    found, times = race([(name, name) for name in seconds], trials.measure)
+    tuner = FakeAutotuner(seconds, noise=(1.0, 1.0, 7.0))  # one round in three is disturbed
+    found, times = quickest([(name, name) for name in seconds], tuner.measure)
     assert found == winner
     assert times == pytest.approx(seconds)
 
 
 def test_only_those_that_may_win_are_measured_again() -> None:
     rounds: list[tuple[tuple[str, ...], int]] = []
-    trials = FakeTrials({LIBRARY: 3.0, "a": 1.0, "b": 1.1, "c": 1.3})
+    tuner = FakeAutotuner({LIBRARY: 3.0, "a": 1.0, "b": 1.1, "c": 1.3})
 
     def measure(calls: Sequence[Any], count: int) -> list[list[float]]:
         rounds.append((tuple(calls), count))
-        return trials.measure(calls, count)
+        return tuner.measure(calls, count)
 
-    assert race([(name, name) for name in trials.seconds], measure)[0] == "a"
+    assert quickest([(name, name) for name in tuner.seconds], measure)[0] == "a"
     assert rounds == [((LIBRARY, "a", "b", "c"), FEW), ((LIBRARY, "a", "b"), MANY)]
 
 
 def test_answers_are_remembered_and_a_damaged_record_is_asked_again() -> None:
     records = Memory()
-    trials = FakeTrials({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
+    tuner = FakeAutotuner({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
     asked = [question("x")]
-    answers, unasked = answer_all(asked, trials, records, 100.0, trials.clock)
+    answers, unasked = answer_all(asked, tuner, records, 100.0, tuner.clock)
     assert (answers["key of x"].winner, unasked) == ("a", 0) and not answers["key of x"].remembered
-    again = FakeTrials({LIBRARY: 1.0, "a": 5.0, "b": 2.0})
+    again = FakeAutotuner({LIBRARY: 1.0, "a": 5.0, "b": 2.0})
     answers, _ = answer_all(asked, again, records, 100.0, again.clock)
     assert (
         answers["key of x"].winner == "a"
@@ -124,7 +124,7 @@ def test_answers_are_remembered_and_a_damaged_record_is_asked_again() -> None:
         and not again.requested
     )
     (key,) = records
-    assert key == record_key(trials, asked[0].key)
+    assert key == record_key(tuner, asked[0].key)
     for body in (
         b"{",
         b"[]",
@@ -137,48 +137,48 @@ def test_answers_are_remembered_and_a_damaged_record_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "before, raced", [({LIBRARY: 1.0, "a": 0.5, "b": 0.4}, "b"), ({LIBRARY: 1.0, "a": 1.5, "b": 2.0}, "a")]
+    "before, asked", [({LIBRARY: 1.0, "a": 0.5, "b": 0.4}, "b"), ({LIBRARY: 1.0, "a": 1.5, "b": 2.0}, "a")]
 )
-def test_a_similar_size_races_only_what_may_win(before: dict[str, float], raced: str) -> None:
+def test_a_similar_size_asks_only_what_may_win(before: dict[str, float], asked: str) -> None:
     records = Memory()
     first, similar = (replace(question(name), shape_class="class of 64 rows") for name in ("60 rows", "50 rows"))
-    answer_all([first], FakeTrials(before), records, 100.0)
-    trials = FakeTrials({LIBRARY: 1.0, "a": 0.7, "b": 0.8})
-    answers, _ = answer_all([similar], trials, records, 100.0)
-    assert trials.requested == [LIBRARY, raced] and answers[similar.key].winner == raced
+    answer_all([first], FakeAutotuner(before), records, 100.0)
+    tuner = FakeAutotuner({LIBRARY: 1.0, "a": 0.7, "b": 0.8})
+    answers, _ = answer_all([similar], tuner, records, 100.0)
+    assert tuner.requested == [LIBRARY, asked] and answers[similar.key].winner == asked
     third = replace(similar, key="another", shape_class="class of 128 rows")
-    answer_all([third], trials, records, 100.0)
-    assert trials.requested[2:] == [LIBRARY, "a", "b"]  # another class asks everybody
-    again = FakeTrials({LIBRARY: 1.0, "a": 3.0, "b": 3.0})
+    answer_all([third], tuner, records, 100.0)
+    assert tuner.requested[2:] == [LIBRARY, "a", "b"]  # another class asks everybody
+    again = FakeAutotuner({LIBRARY: 1.0, "a": 3.0, "b": 3.0})
     answers, _ = answer_all([replace(first, key="55 rows")], again, records, 100.0)
     assert answers["55 rows"].winner == LIBRARY  # never slower than without tuning
 
 
 def test_another_machine_asks_anew() -> None:
     records = Memory()
-    trials = FakeTrials({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
-    answer_all([question("x")], trials, records, 100.0, trials.clock)
-    other = FakeTrials({LIBRARY: 1.0, "a": 2.0, "b": 0.5})
+    tuner = FakeAutotuner({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
+    answer_all([question("x")], tuner, records, 100.0, tuner.clock)
+    other = FakeAutotuner({LIBRARY: 1.0, "a": 2.0, "b": 0.5})
     other.machine = "another"
     answers, _ = answer_all([question("x")], other, records, 100.0, other.clock)
     assert answers["key of x"].winner == "b" and len(records) == 2
 
 
 def test_the_heaviest_question_is_asked_first_and_the_budget_ends_the_search() -> None:
-    trials = FakeTrials({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
+    tuner = FakeAutotuner({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
     asked = [question(name, weight=weight) for name, weight in (("light", 1.0), ("heavy", 9.0), ("middle", 5.0))]
     each = 3.5 * FEW + 1.5 * MANY
-    answers, unasked = answer_all(asked, trials, None, 1.5 * each, trials.clock)
-    assert trials.prepared == ["heavy", "middle"] and unasked == 1 and set(answers) == {"key of heavy", "key of middle"}
-    assert answer_all(asked, trials, None, 0.0, trials.clock) == ({}, 3)
+    answers, unasked = answer_all(asked, tuner, None, 1.5 * each, tuner.clock)
+    assert tuner.prepared == ["heavy", "middle"] and unasked == 1 and set(answers) == {"key of heavy", "key of middle"}
+    assert answer_all(asked, tuner, None, 0.0, tuner.clock) == ({}, 3)
 
 
 def test_a_candidate_that_is_wrong_does_not_take_part_and_is_told() -> None:
-    trials = FakeTrials({LIBRARY: 1.0, "a": 0.1, "b": 0.8}, refused=["a"])
+    tuner = FakeAutotuner({LIBRARY: 1.0, "a": 0.1, "b": 0.8}, refused=["a"])
     records = Memory()
-    answers, _ = answer_all([question("x")], trials, records, 100.0, trials.clock)
+    answers, _ = answer_all([question("x")], tuner, records, 100.0, tuner.clock)
     assert answers["key of x"].winner == "b" and answers["key of x"].refused == {"a": "wrong"}
-    everybody = FakeTrials({}, refused=["library", "a", "b"])
+    everybody = FakeAutotuner({}, refused=["library", "a", "b"])
     records.clear()
     answers, _ = answer_all([question("x")], everybody, records, 100.0, everybody.clock)
     assert answers["key of x"].winner == LIBRARY and not records  # nothing was measured, so nothing is remembered
@@ -200,9 +200,9 @@ def plan_of_layers() -> Plan:
 
 def test_equal_products_are_one_question_and_all_take_the_answer() -> None:
     plan = plan_of_layers()
-    trials = FakeTrials({LIBRARY: 1.0, "fused": 0.5, "plain": 2.0, "slices": 3.0, "warps": 1.0}, plan=plan)
-    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
-    assert len(trials.prepared) == 2 and tuned.unasked == 0
+    tuner = FakeAutotuner({LIBRARY: 1.0, "fused": 0.5, "plain": 2.0, "slices": 3.0, "warps": 1.0}, plan=plan)
+    tuned = tune(plan, Processor(), CPU, Budget(tuner, None, 1e9, tuner.clock))
+    assert len(tuner.prepared) == 2 and tuned.unasked == 0
     assert [answer.places for answer in tuned.answers] == [3, 3]
     made = [kernel for kernel in tuned.plan.kernels.values() if kernel.product is not None]
     assert len(made) == 3 and all(kernel.name in tuned.tiles for kernel in made)
@@ -222,8 +222,8 @@ def test_products_of_one_matrix_may_run_together(horizontal: bool) -> None:
     inputs = [torch.randn(*shape) for shape in ((96, 128), (128, 128), (128, 128), (128, 128))]
     plan = schedule(lowered(heads, inputs), ScheduleOptions(min_parallel=528, lanes=64))
     seconds = {"apart": 1.0, "horizontal": 0.5 if horizontal else 2.0, LIBRARY: 1.0, "fused": 0.5, "": 1.0}
-    trials = FakeTrials(seconds, plan=plan)
-    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    tuner = FakeAutotuner(seconds, plan=plan)
+    tuned = tune(plan, Processor(), CPU, Budget(tuner, None, 1e9, tuner.clock))
     (answer,) = [answer for answer in tuned.answers if "of one matrix" in answer.question]
     assert answer.places == 2 and ("horizontal" in answer.winner) is horizontal
     made = [kernel for kernel in tuned.plan.kernels.values() if kernel.product is not None]
@@ -235,11 +235,11 @@ def test_a_kernel_that_adds_slices_may_be_tuned_in_turn() -> None:
     """It reads memory that the plan has only since the product was chosen."""
     inputs = [torch.randn(*shape) for shape in ((256, 384), (320, 256))]
     plan = schedule(lowered(lambda x, w: (x.t() @ w.t()) * 2, inputs), ScheduleOptions(min_parallel=528, lanes=64))
-    trials = FakeTrials({LIBRARY: 1.0, "slices": 0.5, "": 2.0}, plan=plan)
-    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    tuner = FakeAutotuner({LIBRARY: 1.0, "slices": 0.5, "": 2.0}, plan=plan)
+    tuned = tune(plan, Processor(), CPU, Budget(tuner, None, 1e9, tuner.clock))
     assert any(name.endswith("_parts") for name in tuned.plan.buffers)
     assert (
-        trials.plan is tuned.plan
+        tuner.plan is tuned.plan
         and any("slices" in answer.winner for answer in tuned.answers)
         and len(tuned.answers) > 1
     )
@@ -275,8 +275,8 @@ def plan_of_quantised_layers() -> Plan:
 )
 def test_a_product_may_compute_what_it_reads(seconds: dict[str, float], sides: list[int], kernels: int) -> None:
     plan = plan_of_quantised_layers()
-    trials = FakeTrials(seconds, plan=plan)
-    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    tuner = FakeAutotuner(seconds, plan=plan)
+    tuned = tune(plan, Processor(), CPU, Budget(tuner, None, 1e9, tuner.clock))
     verify(with_memory(tuned.plan, None))
     found = [kernel.product for kernel in tuned.plan.kernels.values() if kernel.product is not None]
     assert sorted(sum(side.value is not None for side in (p.left, p.right)) for p in found) == sides
@@ -302,8 +302,8 @@ def test_what_would_be_computed_too_often_is_not_tried() -> None:
 
 def test_without_a_quicker_candidate_the_plan_stays() -> None:
     plan = plan_of_layers()
-    trials = FakeTrials({LIBRARY: 1.0, "": 1.0})
-    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    tuner = FakeAutotuner({LIBRARY: 1.0, "": 1.0})
+    tuned = tune(plan, Processor(), CPU, Budget(tuner, None, 1e9, tuner.clock))
     assert tuned.plan is plan and not tuned.tiles
 
 

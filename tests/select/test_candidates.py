@@ -1,4 +1,4 @@
-"""Candidates of a race, each alone, under Triton's interpreter: what the race compares is what the library computes."""
+"""Candidates, each alone, under Triton's interpreter: what autotuning compares is what the library computes."""
 
 from __future__ import annotations
 

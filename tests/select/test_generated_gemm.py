@@ -165,13 +165,13 @@ def test_max_autotune_races_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_p
         return PLAIN
 
     monkeypatch.setattr(linear_choice, "measured", slow_library)
-    racing = linear_choice.Chooser(budget=10.0, longest=10.0, races=True)
-    assert racing(linear, candidates) == PLAIN and OWN in asked[0]
-    assert not racing.takes_generated(linear)  # it lost
-    assert linear_choice.Chooser().takes_generated(linear)  # nobody raced: the rule
+    tuning = linear_choice.Chooser(budget=10.0, longest=10.0, autotunes=True)
+    assert tuning(linear, candidates) == PLAIN and OWN in asked[0]
+    assert not tuning.takes_generated(linear)  # it lost
+    assert linear_choice.Chooser().takes_generated(linear)  # nobody measured: the rule
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "_winners", {})
-    again = linear_choice.Chooser(budget=10.0, longest=10.0, races=True)
+    again = linear_choice.Chooser(budget=10.0, longest=10.0, autotunes=True)
     assert again(linear, candidates) == PLAIN and len(asked) == 1 and not again.takes_generated(linear)
 
 

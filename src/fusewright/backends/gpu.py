@@ -21,8 +21,8 @@ from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.select import fused_attention
 from fusewright.select.autotune import Tuned, tune
-from fusewright.select.candidates import Records
-from fusewright.select.measure import GpuTrials, machine_text
+from fusewright.select.candidates import Budget, Records
+from fusewright.select.measure import GpuAutotuner, machine_text
 
 __all__ = [
     "Unsupported",
@@ -118,8 +118,8 @@ def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
     for device in sorted({buffer.device for buffer in plan.buffers.values() if buffer.device.type == "cuda"}, key=str):
         index = device.index or 0
         processor = cuda_code.processor(index)
-        trials = GpuTrials(tuned.plan, device, processor, machine_text(index))
-        more = tune(tuned.plan, processor, device, trials, records, ends - time.perf_counter())
+        tuner = GpuAutotuner(tuned.plan, device, processor, machine_text(index))
+        more = tune(tuned.plan, processor, device, Budget(tuner, records, ends))
         tuned = Tuned(more.plan, tuned.tiles | more.tiles, tuned.answers + more.answers, tuned.unasked + more.unasked)
     return tuned
 

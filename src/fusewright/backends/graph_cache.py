@@ -21,7 +21,7 @@ import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base.errors import OptionError
-from fusewright.base.events import CacheUse, Event, Hint, KernelMade, PlanLoaded, Raced, StageDone
+from fusewright.base.events import Autotuned, CacheUse, Event, Hint, KernelMade, PlanLoaded, StageDone
 from fusewright.base.location import Location, attributed
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, replace
@@ -35,7 +35,7 @@ from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.host import host_text, needs, runs_here, store
-from fusewright.runtime.parameters import with_preparation
+from fusewright.runtime.parameters import with_prepacking
 from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
 from fusewright.sizes.expressions import Expr, Relation, from_tuples, to_tuples
 from fusewright.sizes.shape_env import ShapeEnv
@@ -92,8 +92,8 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> L
         to_compile.notify(CacheUse(to_compile.function, True, candidate, ""))
         for kernel in stored.kernels:
             announce_kernel(to_compile, kernel, stacks)
-        for question, winner, times, text in stored.races:
-            to_compile.notify(Raced(to_compile.function, question, winner, dict(times), {}, text))
+        for question, winner, times, text in stored.autotuned:
+            to_compile.notify(Autotuned(to_compile.function, question, winner, dict(times), {}, text))
         return Lookup(graph, candidate, known, assumed, plan)
     return Lookup(graph, None, known, assumed)
 
@@ -135,8 +135,8 @@ def load_plan(
     made = launch.load_with_code(plan, compiled.code, more=on_gpu, arena_limit=limit, labels=labels)
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
-    if compiled.preparation is not None:
-        made = with_preparation(made, compiled.preparation, len(plan.inputs) - compiled.preparation.added)
+    if compiled.prepacking is not None:
+        made = with_prepacking(made, compiled.prepacking, len(plan.inputs) - compiled.prepacking.added)
     to_compile.notify(PlanLoaded(to_compile.function, plan, made))
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made

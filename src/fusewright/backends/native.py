@@ -22,9 +22,9 @@ from fusewright.base.errors import CannotFunctionalise, warn_once
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
 from fusewright.codegen.device_kernel import Unsupported
-from fusewright.graph.freezing import Preparation
+from fusewright.graph.freezing import Prepacking
 from fusewright.runtime.artifact import CompiledGraph
-from fusewright.runtime.parameters import with_preparation
+from fusewright.runtime.parameters import with_prepacking
 
 
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -51,8 +51,8 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     if lookup.plan is not None:
         return lookup.plan
     stages = _stages()
-    graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
-    return _generate(to_compile, lookup, graph, to_compile.function, preparation)
+    graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+    return _generate(to_compile, lookup, graph, to_compile.function, prepacking)
 
 
 def _say_if_useless(to_compile: GraphToCompile) -> None:
@@ -72,20 +72,20 @@ def as_data(to_compile: GraphToCompile) -> CompiledGraph:
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     stages = _stages()
-    graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+    graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
     made = stages.generate(graph, to_compile, to_compile.function)
-    return CompiledGraph(made.plan, made.code, (), (), preparation)
+    return CompiledGraph(made.plan, made.code, (), (), prepacking)
 
 
 def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A graph with sizes that depend on data."""
     stages = _stages()
     try:
-        graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+        graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
     except GraphBreak as question:  # a pass asks something of a size that nobody knows yet
         raise CannotFunctionalise(question.detail) from None
     compiled = in_parts(graph, to_compile.constants, functools.partial(_compile_half, to_compile.without_examples()))
-    return compiled if preparation is None else with_preparation(compiled, preparation, len(to_compile.example_inputs))
+    return compiled if prepacking is None else with_prepacking(compiled, prepacking, len(to_compile.example_inputs))
 
 
 def _mark_parameters(to_compile: GraphToCompile) -> None:
@@ -123,7 +123,7 @@ def _generate(
     lookup: graph_cache.Lookup,
     graph: torch.fx.Graph,
     name: str,
-    preparation: Preparation | None = None,
+    prepacking: Prepacking | None = None,
     half: str = "",
 ) -> Callable[..., Any]:
     """The native plan of a functional graph, compiled and stored under the key of `lookup`. `half`: see
@@ -137,10 +137,10 @@ def _generate(
         by_operators = to_compile.module(graph).forward
         return (
             by_operators
-            if preparation is None
-            else with_preparation(by_operators, preparation, len(to_compile.example_inputs))
+            if prepacking is None
+            else with_prepacking(by_operators, prepacking, len(to_compile.example_inputs))
         )
-    compiled = CompiledGraph(made.plan, made.code, (), (), preparation, made.races or ())
+    compiled = CompiledGraph(made.plan, made.code, (), (), prepacking, made.autotuned or ())
     loaded = graph_cache.load_plan(to_compile, compiled, name, functools.partial(graph_cache.made_labels, made))
     for kernel in made.kernels:
         to_compile.notify(
@@ -152,7 +152,7 @@ def _generate(
                 functools.partial(str, kernel.source),
             )
         )
-    if made.races is not None:
+    if made.autotuned is not None:
         graph_cache.save(to_compile, lookup, compiled, made)
     return loaded
 

@@ -18,7 +18,7 @@ import torch.fx
 
 from fusewright.backends import stage_texts
 from fusewright.backends.registry import GraphToCompile
-from fusewright.base.events import Hint, PassDone, Raced, StageDone, Stopped
+from fusewright.base.events import Autotuned, Hint, PassDone, StageDone, Stopped
 from fusewright.base.location import Location
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, field, replace
@@ -31,7 +31,7 @@ from fusewright.codegen.llvm.checked import Checks
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.graph import passes, repeated_layers as bodies
 from fusewright.graph.builder import env_of
-from fusewright.graph.freezing import Preparation
+from fusewright.graph.freezing import Prepacking
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.printer import print_graph
 from fusewright.graph.seeds import seeds_outside
@@ -63,7 +63,7 @@ __all__ = [
 
 Result = TypeVar("Result")
 
-Races = tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...]
+Measured = tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...]
 
 TRAINING_OWN_BYTES = 512 * 1024
 """An arena would lie beside all gradients when the last of them is made. Inference keeps one: memory that stays has no
@@ -142,14 +142,14 @@ def optimise(
     return graph
 
 
-def split_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:
+def split_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Prepacking | None]:
     """The graph, and what is computed from parameters beforehand."""
     if not to_compile.settings["pack_weights"]:
         return graph, None
-    preparation = run_stage(
-        to_compile, "parameters", "aot_graphs", lambda made: print_graph(graph), passes.split_preparation, graph
+    prepacking = run_stage(
+        to_compile, "parameters", "aot_graphs", lambda made: print_graph(graph), passes.split_prepacking, graph
     )
-    return graph, preparation
+    return graph, prepacking
 
 
 def pass_context(to_compile: GraphToCompile) -> passes.PassContext:
@@ -181,7 +181,7 @@ def chooser(to_compile: GraphToCompile) -> Chooser:
         return Chooser(store, target=target, library=False)
     if not settings["max_autotune"]:
         return Chooser(store, target=target)
-    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True, target=target)
+    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], autotunes=True, target=target)
 
 
 def _other_target(to_compile: GraphToCompile) -> Target | None:
@@ -215,7 +215,7 @@ class Selection:
     gpu: Any
     half: Literal["", "forward", "backward"]
     tiles: Tiles = field(default_factory=dict)
-    races: Races | None = ()
+    autotuned: Measured | None = ()
 
     @property
     def is_for_rules(self) -> bool:
@@ -264,13 +264,13 @@ def _autotune(to_compile: GraphToCompile, selection: Selection) -> Plan:
     to_compile.notify(StageDone(function, "autotuning", lambda: tuned.text, seconds, "autotuning"))
     for answer in tuned.answers:
         times, refused = dict(answer.times), dict(answer.refused)
-        to_compile.notify(Raced(function, answer.question, answer.winner, times, refused, answer.text))
+        to_compile.notify(Autotuned(function, answer.question, answer.winner, times, refused, answer.text))
     if tuned.unasked:
         limit = f"autotune_seconds={settings['autotune_seconds']:g}"
         spent = f"{limit} were over before {tuned.unasked} products or kernels were measured"
         to_compile.notify(Hint(function, f"{spent}: they run as in default mode"))
     asked = ((answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers)
-    selection.tiles, selection.races = tuned.tiles, None if tuned.unasked else tuple(asked)
+    selection.tiles, selection.autotuned = tuned.tiles, None if tuned.unasked else tuple(asked)
     return tuned.plan
 
 
@@ -297,13 +297,13 @@ calls, then memory is placed, once."""
 
 class Generated(NamedTuple):
     """plan: the call plan; code: the object file of the CPU kernels; kernels: all of them; calls: of each library call
-    by name, the lines that it is put down to; races: what was measured (see `Selection`)."""
+    by name, the lines that it is put down to; autotuned: what was measured (see `Selection`)."""
 
     plan: CallPlan
     code: bytes
     kernels: tuple[KernelCode | DeviceKernel, ...]
     calls: dict[str, tuple[Location, ...]]
-    races: Races | None
+    autotuned: Measured | None
 
 
 def generate(
@@ -349,7 +349,7 @@ def generate_from(
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=selection.half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     calls = {step.extern.name: step.extern.locations for step in plan.steps if isinstance(step, RunExtern)}
-    return Generated(call_plan, module.object, tuple(codes.values()), calls, selection.races)
+    return Generated(call_plan, module.object, tuple(codes.values()), calls, selection.autotuned)
 
 
 def _in_bounds(to_compile: GraphToCompile, graph: torch.fx.Graph, plan: Plan) -> bounds.Shown:

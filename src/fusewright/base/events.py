@@ -201,7 +201,7 @@ class Hint(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Raced(Event):
+class Autotuned(Event):
     """Something was measured to find what is quickest: what, who won, seconds by candidate, why others were refused,
     and all of it as text. A candidate whose results were not as good as the first one's is among the refused."""
 

@@ -49,7 +49,7 @@ from fusewright.runtime import artifact
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, load_graph
 from fusewright.runtime.host import runs_here
 from fusewright.runtime.launch import LoadError, load_with_code
-from fusewright.runtime.parameters import with_preparation
+from fusewright.runtime.parameters import with_prepacking
 
 PACKAGE_VERSION = 1
 MANIFEST, SEAL = "package.json", "package.ed25519"
@@ -203,7 +203,7 @@ def _check_version(version: Version, program: ExportedProgram) -> None:
             return is_size(*map(int, size.split(".")))
         return type(size) is int
 
-    added = 0 if version.graph.preparation is None else version.graph.preparation.added
+    added = 0 if version.graph.prepacking is None else version.graph.prepacking.added
     kinds = plan.inputs[: len(version.inputs)]
     require(len(version.inputs) + added == len(plan.inputs), f"{MANIFEST}: inputs do not fit the plan")
     for (kind, *target), native in zip(version.inputs, kinds):
@@ -383,9 +383,9 @@ def _native_plan(version: Version) -> Any:
         made = load_with_code(compiled.plan, compiled.code)
     except (LoadError, ValueError, TypeError) as error:
         raise ProgramFileError(f"code for {version.target}: {error}") from error
-    if compiled.preparation is None:
+    if compiled.prepacking is None:
         return made
-    return with_preparation(made, compiled.preparation, len(version.inputs))
+    return with_prepacking(made, compiled.prepacking, len(version.inputs))
 
 
 def _as_example(leaf: Any, record: Mapping[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """What a compiled graph computes from parameters beforehand, as data.
 
-A `Preparation` is a list of operator calls on some of the graph's inputs; `run` performs it. It is small and rarely
+A `Prepacking` is a list of operator calls on some of the graph's inputs; `run` performs it. It is small and rarely
 run, so it is interpreted. Some values are made for one size and serve any (a matrix packed for a number of rows): they
 are prepared for the sizes that usually come, which the graph is told too. Always holds: no gradients, no autocast, and
 none of the caller's dispatch modes take part.
@@ -43,7 +43,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
+class Prepacking:
     """inputs: positions, among the graph's inputs, of the parameters. results: the prepared values; types: of each.
     usual: (position, among the graph's inputs, of a size; the name that `Size` has for its usual value)."""
 

@@ -31,7 +31,7 @@ from fusewright.codegen.call_plan_types import (
     SlotSpec,
     SlotStep,
 )
-from fusewright.graph.freezing import Preparation, Ref, Size, Step
+from fusewright.graph.freezing import Prepacking, Ref, Size, Step
 from fusewright.sizes.tensor_type import TensorType
 
 MAGIC = b"FWCP"
@@ -54,22 +54,22 @@ class KernelFacts:
 class CompiledGraph:
     """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between
     sizes that compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan.
-    preparation: what computes the plan's last inputs from parameters. races: (question, winner, seconds of each
+    prepacking: what computes the plan's last inputs from parameters. autotuned: (question, winner, seconds of each
     candidate, text) of what was measured for it. calls: (name, lines as a kernel's) of each library call."""
 
     plan: CallPlan
     code: bytes
     kernels: tuple[KernelFacts, ...]
     facts: tuple[tuple[str, Any, Any], ...]
-    preparation: Preparation | None = None
-    races: tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...] = ()
+    prepacking: Prepacking | None = None
+    autotuned: tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...] = ()
     calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 _RECORDS: tuple[type, ...] = (
     CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph,
     KernelGroup,
-    LaunchCall, Preparation, Step, Ref, TensorType, Size, Guarded,
+    LaunchCall, Prepacking, Step, Ref, TensorType, Size, Guarded,
 )  # fmt: skip
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in fields(kind)) for kind in _RECORDS)
 _RECORD_NUMBERS: dict[type, tuple[int, tuple[str, ...]]] = {kind: (i, _FIELDS[i]) for i, kind in enumerate(_RECORDS)}

@@ -1,6 +1,6 @@
 """Prepared values of a plan: computed from parameters when these have changed, checked natively at every call.
 
-Takes a plan whose last inputs are a `Preparation`'s usual sizes and results; gives a callable without them.
+Takes a plan whose last inputs are a `Prepacking`'s usual sizes and results; gives a callable without them.
 Always holds: see csrc/parameters.cpp; where PyTorch does not tell a tensor's version, the values are computed at every
 call.
 """
@@ -14,7 +14,7 @@ import torch
 
 from fusewright import _native
 from fusewright.base.errors import RuntimeFallback
-from fusewright.graph.freezing import Preparation
+from fusewright.graph.freezing import Prepacking
 
 SAMPLES = 4
 """Places of each parameter whose content is compared at every call: in-place writes through `.data` have no version."""
@@ -41,13 +41,13 @@ def _is_dense(parameter: torch.Tensor) -> bool:
     return True
 
 
-def _preparer(preparation: Preparation) -> Callable[..., Any]:
-    count = len(preparation.inputs)
+def _preparer(prepacking: Prepacking) -> Callable[..., Any]:
+    count = len(prepacking.inputs)
 
     def prepare(*given: Any) -> Any:
         parameters, sizes = given[:count], given[count:]
         try:
-            values = (*sizes, *preparation.run(parameters, sizes))
+            values = (*sizes, *prepacking.run(parameters, sizes))
         except (ValueError, RuntimeError) as error:
             raise RuntimeFallback(f"what depends on parameters alone could not be computed: {error}") from error
         return values, tuple(parameter.detach() for parameter in parameters), tuple(map(sample_offsets, parameters))
@@ -55,13 +55,13 @@ def _preparer(preparation: Preparation) -> Callable[..., Any]:
     return prepare
 
 
-def with_preparation(plan: Callable[..., Any], preparation: Preparation, inputs: int) -> Callable[..., Any]:
+def with_prepacking(plan: Callable[..., Any], prepacking: Prepacking, inputs: int) -> Callable[..., Any]:
     """`plan` without its last inputs, which are prepared. `inputs`: how many are left."""
-    prepare = _preparer(preparation)
-    sizes = tuple(position for position, _ in preparation.usual)
+    prepare = _preparer(prepacking)
+    sizes = tuple(position for position, _ in prepacking.usual)
     try:
-        return _native.PreparedPlan(plan, prepare, inputs, preparation.inputs, sizes)
+        return _native.PreparedPlan(plan, prepare, inputs, prepacking.inputs, sizes)
     except NotImplementedError:
         return lambda *given: plan(
-            *given, *prepare(*(given[position] for position in (*preparation.inputs, *sizes)))[0]
+            *given, *prepare(*(given[position] for position in (*prepacking.inputs, *sizes)))[0]
         )

@@ -9,8 +9,7 @@ not asked stays as it was.
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -26,7 +25,7 @@ from fusewright.loops.ir import Buffer
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Kernel, Operand, Plan, Product, RunKernel, Step
 from fusewright.select import prologues, replacement, sites, variants
-from fusewright.select.candidates import Answer, Candidate, Question, Records, Trials, answer_all
+from fusewright.select.candidates import Answer, Budget, Candidate, Question
 from fusewright.select.prologues import Producer
 from fusewright.select.sites import Site
 from fusewright.select.variants import Variant
@@ -239,27 +238,15 @@ class Tuned:
         return "\n".join(lines + ([f"{self.unasked} more: no time left"] if self.unasked else []))
 
 
-def tune(
-    plan: Plan,
-    processor: Processor,
-    device: torch.device,
-    trials: Trials,
-    records: Records | None,
-    seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Tuned:
+def tune(plan: Plan, processor: Processor, device: torch.device, budget: Budget) -> Tuned:
     """The plan with what is quickest here."""
-    started = clock()
     asked = product_questions(plan, processor, device)
-    answers, unasked = answer_all(asked, trials, records, seconds, clock)
+    answers = budget.ask(asked)
     choices = [choice for question in asked for choice in _at_places(plan, question, _winner(question, answers))]
     computing = prologue_questions(plan, choices, processor)
-    taken, late = answer_all(computing, trials, records, seconds - (clock() - started), clock)
-    answers, unasked = answers | taken, unasked + late
-    choices = _with_prologues(computing, choices, taken, plan)
+    choices = _with_prologues(computing, choices, budget.ask(computing), plan)
     grouped = group_questions(plan, [choice for choice in choices if not choice.computed], processor)
-    decided, late = answer_all(grouped, trials, records, seconds - (clock() - started), clock)
-    answers, unasked = answers | decided, unasked + late
+    decided = budget.ask(grouped)
     chosen = prologues.of_producers(plan, [producer for choice in choices for producer in choice.computed])
     tiles: dict[str, Tile | ProductTile] = {}
     merged: set[int] = set()
@@ -276,15 +263,15 @@ def tune(
         if choice.site.step not in merged and choice.variant is not None and choice.tile is not None:
             chosen.append(variants.of_variant(choice.site, choice.variant))
             tiles[choice.variant.product.name] = choice.tile
-    trials.plan = plan = replacement.replaced(plan, chosen) if chosen else plan
+    budget.tuner.plan = plan = replacement.replaced(plan, chosen) if chosen else plan
     rest = tile_questions(plan, processor, device)
-    more, later = answer_all(rest, trials, records, seconds - (clock() - started), clock)
+    more = budget.ask(rest)
     for question in rest:
         candidate = _winner(question, more)
         if candidate is not None and candidate is not question.candidates[0]:
             (tile,) = candidate.tiles.values()
             tiles.update(dict.fromkeys(question.places, tile))
-    return Tuned(plan, tiles, (*answers.values(), *more.values()), unasked + later)
+    return Tuned(plan, tiles, tuple(budget.answers.values()), budget.unasked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Candidates for one computation on a GPU, and races between them.
+"""Candidates for one computation on a GPU, and which of them is quickest.
 
 Takes questions ("which of these is quickest for this shape?") and what runs and measures candidates; gives the answers,
 which the disk cache remembers for this GPU and these versions. Always holds: the first candidate is what runs without
@@ -26,7 +26,7 @@ from fusewright.select.variants import Variant
 FEW, MANY = 5, 20
 """Measurements of every candidate, and then of those that may win."""
 AHEAD = 4
-"""Questions whose kernels are being compiled while one is raced."""
+"""Questions whose kernels are being compiled while one is measured."""
 FORMAT = 1
 """Of records on disk."""
 
@@ -85,8 +85,8 @@ class Answer:
         return f"{self.question}{often}: {self.winner}{gain}{known}: {shown}"
 
 
-class Trials(Protocol):
-    """What a race needs of a GPU. plan: whose kernels (or what stands in their place) are tried."""
+class Autotuner(Protocol):
+    """What autotuning needs of a GPU. plan: whose kernels (or what stands in their place) are tried."""
 
     plan: Plan
     machine: str
@@ -107,7 +107,7 @@ class Records(Protocol):
     def put(self, key: str, label: str, body: bytes) -> object: ...
 
 
-def race(
+def quickest(
     calls: Sequence[tuple[str, Any]], measure: Callable[[Sequence[Any], int], list[list[float]]]
 ) -> tuple[str, dict[str, float]]:
     """(the winner's name, median seconds by name). The first call keeps its place unless another one is clearly
@@ -125,7 +125,7 @@ def race(
 
 def answer_all(
     questions: Sequence[Question],
-    trials: Trials,
+    tuner: Autotuner,
     records: Records | None,
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
@@ -135,41 +135,61 @@ def answer_all(
     answers: dict[str, Answer] = {}
     open_: list[Question] = []
     for question in sorted(questions, key=lambda q: -q.weight):
-        known = None if records is None else _remembered(records, trials, question)
+        known = None if records is None else _remembered(records, tuner, question)
         if known is not None:
             answers[question.key] = known
         else:
-            open_.append(question if records is None else _shortened(records, trials, question))
+            open_.append(question if records is None else _shortened(records, tuner, question))
     requested = 0
     for number, question in enumerate(open_):
         if clock() >= ends:
             return answers, len(open_) - number
         while requested < min(len(open_), number + AHEAD):
-            trials.request(open_[requested].candidates)
+            tuner.request(open_[requested].candidates)
             requested += 1
-        calls, refused = trials.prepare(question)
-        winner, times = race(calls, trials.measure) if len(calls) > 1 else (question.candidates[0].name, {})
+        calls, refused = tuner.prepare(question)
+        winner, times = quickest(calls, tuner.measure) if len(calls) > 1 else (question.candidates[0].name, {})
         answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))
         if records is not None and times:
-            _remember(records, trials, question, winner, times)
+            _remember(records, tuner, question, winner, times)
     return answers, 0
 
 
-def record_key(trials: Trials, question_key: str) -> str:
+@dataclass(slots=True)
+class Budget:
+    """What questions are answered with. records: answers of earlier processes; ends: when, on the
+    clock, nothing is asked any more."""
+
+    tuner: Autotuner
+    records: Records | None
+    ends: float
+    clock: Callable[[], float] = time.perf_counter
+    answers: dict[str, Answer] = field(default_factory=dict)
+    unasked: int = 0
+
+    def ask(self, questions: Sequence[Question]) -> dict[str, Answer]:
+        """The answers to these questions, as far as the time that is left allows."""
+        found, unasked = answer_all(questions, self.tuner, self.records, self.ends - self.clock(), self.clock)
+        self.answers |= found
+        self.unasked += unasked
+        return found
+
+
+def record_key(tuner: Autotuner, question_key: str) -> str:
     """Where the disk cache has the answer to a question, or that of its shape class."""
-    return hashlib.sha256(f"autotune {FORMAT}|{trials.machine}|{question_key}".encode()).hexdigest()
+    return hashlib.sha256(f"autotune {FORMAT}|{tuner.machine}|{question_key}".encode()).hexdigest()
 
 
-def _remember(records: Records, trials: Trials, question: Question, winner: str, times: Mapping[str, float]) -> None:
+def _remember(records: Records, tuner: Autotuner, question: Question, winner: str, times: Mapping[str, float]) -> None:
     body = json.dumps({"winner": winner, "times": times}).encode()
     for key in filter(None, (question.key, question.shape_class)):
-        records.put(record_key(trials, key), f"autotuning {question.title}", body)
+        records.put(record_key(tuner, key), f"autotuning {question.title}", body)
 
 
-def _read(records: Records, trials: Trials, question: Question, key: str) -> tuple[str, dict[str, float]] | None:
+def _read(records: Records, tuner: Autotuner, question: Question, key: str) -> tuple[str, dict[str, float]] | None:
     """(winner, times) of a record; None where there is none, or one that something else wrote: then it is asked, and
     written, anew."""
-    body = records.get(record_key(trials, key))
+    body = records.get(record_key(tuner, key))
     if body is None:
         return None
     try:
@@ -180,15 +200,15 @@ def _read(records: Records, trials: Trials, question: Question, key: str) -> tup
     return (winner, times) if any(candidate.name == winner for candidate in question.candidates) else None
 
 
-def _remembered(records: Records, trials: Trials, question: Question) -> Answer | None:
-    found = _read(records, trials, question, question.key)
+def _remembered(records: Records, tuner: Autotuner, question: Question) -> Answer | None:
+    found = _read(records, tuner, question, question.key)
     return found and Answer(question.title, *found, remembered=True, places=len(question.places))
 
 
-def _shortened(records: Records, trials: Trials, question: Question) -> Question:
+def _shortened(records: Records, tuner: Autotuner, question: Question) -> Question:
     """The question among what runs without tuning and what won for a similar size (or came next to the library
     there)."""
-    found = _read(records, trials, question, question.shape_class) if question.shape_class else None
+    found = _read(records, tuner, question, question.shape_class) if question.shape_class else None
     if found is None:
         return question
     winner, times = found

@@ -55,20 +55,20 @@ _quick_onednn: dict[int, bool] = {}
 _known: dict[tuple[Linear, int, tuple[str, ...]], str] = {}
 
 _winners: dict[tuple[object, ...], str] = {}
-"""Of the races in which a kernel of ours took part, by `_product`."""
+"""Of the measurements in which a kernel of ours took part, by `_product`."""
 
 
 class Chooser:
-    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel
-    of ours must win against the library's candidates (else a rule says for which shapes it is taken); `target`: the
-    processor that is compiled for, None for this one; `library`: whether the library may be chosen at all."""
+    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `autotunes`: whether a
+    kernel of ours must win against the library's candidates (else a rule says for which shapes it is taken); `target`:
+    the processor that is compiled for, None for this one; `library`: whether the library may be chosen at all."""
 
     def __init__(
         self,
         store: bool = True,
         budget: float = BUDGET,
         longest: float = LONGEST,
-        races: bool = False,
+        autotunes: bool = False,
         *,
         target: Target | None = None,
         library: bool = True,
@@ -76,16 +76,16 @@ class Chooser:
         self.store = store
         self.left = budget
         self.longest = longest
-        self.races = races
+        self.autotunes = autotunes
         self.target = target
         self.library = library
 
     def takes_generated(self, linear: Linear) -> bool:
         """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was
-        no race. Where there is no library it is, if there is one."""
+        nothing measured. Where there is no library it is, if there is one."""
         if not self.library:
             return generated_gemm.has_kernel(linear, self.target)
-        winner = _winners.get(_product(linear)) if self.races else None
+        winner = _winners.get(_product(linear)) if self.autotunes else None
         return generated_gemm.is_likely_quick(linear, self.target) if winner is None else winner == OWN
 
     def has_quick_onednn(self) -> bool:
@@ -121,15 +121,15 @@ class Chooser:
         if not self.library:
             return OWN if generated_gemm.has_kernel(linear, self.target) else PLAIN
         own = generated_gemm.is_possible_for(linear, self.target)
-        if own and not self.races and generated_gemm.is_likely_quick(linear, self.target):
+        if own and not self.autotunes and generated_gemm.is_likely_quick(linear, self.target):
             return OWN
         in_float = ONEDNN in candidates and linear.dtype is torch.float32
         default = likely(linear, candidates, in_float and self.has_quick_onednn())
-        if linear.rows is None or (len(candidates) < 2 and not (own and self.races)):
+        if linear.rows is None or (len(candidates) < 2 and not (own and self.autotunes)):
             return default
         if linear.work < LEAST_MEASURED_WORK:
             return OWN if own and generated_gemm.is_likely_quick(linear, self.target) else PLAIN
-        if own and self.races:
+        if own and self.autotunes:
             candidates = (*candidates, OWN)
         name = (linear, torch.get_num_threads(), tuple(candidates))
         found = _known.get(name) or self.remembered(linear, candidates)

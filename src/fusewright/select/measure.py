@@ -1,6 +1,6 @@
-"""Candidates of a race on a GPU: each as a native plan of its own, on made-up inputs of the real sizes.
+"""Candidates on a GPU, measured: each as a native plan of its own, on made-up inputs of the real sizes.
 
-Takes candidates (select/candidates.py); gives calls, their times by CUDA events, and why some are not raced. Always
+Takes candidates (select/candidates.py); gives calls, their times by CUDA events, and why some are not measured. Always
 holds: a candidate whose results differ from the first one's beyond the tolerance, or that cannot be compiled or loaded,
 does not take part; the caller's random numbers are not touched; the cache is overwritten before each measurement, as
 other kernels do between two runs of one.
@@ -148,7 +148,7 @@ def plain_mode() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class GpuTrials:
+class GpuAutotuner:
     """`plan`: whose kernels are tried. Not for several threads."""
 
     plan: Plan

@@ -46,7 +46,7 @@ class Report:
     frame_count      frames compiled
     kernels          generated kernels, with the lines of the program that they came from
     replayed         output calls (prints, log records) that are made after a graph instead of breaking it
-    races            what max_autotune measured: who won, and by how much
+    autotuning       what max_autotune measured: who won, and by how much
     hints            what keeps the program from being faster
     errors           tracebacks of defects of fusewright, met on the way
     result           what the function returned
@@ -62,7 +62,7 @@ class Report:
     frame_count: int = 0
     kernels: list[KernelReport] = field(default_factory=list)
     replayed: list[str] = field(default_factory=list)
-    races: list[str] = field(default_factory=list)
+    autotuning: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     result: Any = None
@@ -126,7 +126,7 @@ class Report:
         lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
         for number, reason in enumerate(self.break_reasons, 1):
             lines.append(f"\nbreak {number}: {reason}")
-        lines.extend(f"\nmeasured: {race}" for race in self.races)
+        lines.extend(f"\nmeasured: {one}" for one in self.autotuning)
         lines.extend(f"\nhint: {hint}" for hint in self.hints)
         lines.extend(f"\ninternal error:\n{trace}" for trace in self.errors)
         return "\n".join(lines)
@@ -184,7 +184,7 @@ HANDLERS: dict[type[events.Event], Callable[[Report, Any], None]] = {
         f"{event.function} was repeated eagerly: {event.reason}"
     ),
     events.Hint: lambda report, event: report.hints.append(event.text),
-    events.Raced: lambda report, event: report.races.append(event.text),
+    events.Autotuned: lambda report, event: report.autotuning.append(event.text),
 }
 
 

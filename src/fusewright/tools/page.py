@@ -106,7 +106,7 @@ NOTES: dict[type[events.Event], tuple[str, Callable[..., str]]] = {
     events.Hint: ("hint", lambda event: event.text),
     events.FellBack: ("repeated eagerly", lambda event: event.reason),
     events.InternalError: ("internal error", lambda event: event.trace),
-    events.Raced: ("measured", lambda event: event.text),
+    events.Autotuned: ("measured", lambda event: event.text),
     events.Reused: ("no new code", lambda event: event.reason),
 }
 

@@ -215,7 +215,10 @@ class Sharded(Program):
         if _inside(node):
             return PartitionSpec(self.axes)
         border = node if node.target is LEAVE else next((user for user in node.users if user.target is ENTER), None)
-        return PartitionSpec() if border is None else PartitionSpec(*(name or None for name in border.args[1]))  # type: ignore[union-attr]
+        if border is None:
+            return PartitionSpec()
+        axes: Any = border.args[1]
+        return PartitionSpec(*(name or None for name in axes))
 
     def function(self, numbers: tuple[Any, ...]) -> Callable[..., Any]:
         tensors = [node for node in self.inputs if isinstance(node.meta["type"], TensorType)]

@@ -28,7 +28,7 @@ from fusewright.graph.passes.library.convolution_bias import convolution_bias
 from fusewright.graph.passes.library.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.library.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.library.onednn_gemm import quick_products
-from fusewright.graph.passes.parameters.freeze import split_preparation
+from fusewright.graph.passes.parameters.freeze import split_prepacking
 from fusewright.graph.passes.parameters.merge_linear import merge_linear
 from fusewright.graph.passes.parameters.pack import pack
 from fusewright.graph.passes.precision.half_products import half_products, may_widen
@@ -100,5 +100,5 @@ def run(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.G
 __all__ = [
     "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise",
     "Pass",
-    "PassContext", "PassReport", "may_pad", "may_widen", "may_write_out", "run", "run_passes", "split_preparation",
+    "PassContext", "PassReport", "may_pad", "may_widen", "may_write_out", "run", "run_passes", "split_prepacking",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from fusewright.base.thresholds import MOST_GROWTH, SMALL
-from fusewright.graph.freezing import Preparation, Ref, Size, Step
+from fusewright.graph.freezing import Prepacking, Ref, Size, Step
 from fusewright.graph.nodes import add_placeholder, ancestors
 from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.operators.schema import facts
@@ -25,7 +25,7 @@ from fusewright.sizes.tensor_type import TensorType
 Node = torch.fx.Node
 
 
-def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
+def split_prepacking(graph: torch.fx.Graph) -> Prepacking | None:
     """What is computed beforehand, or None when there is nothing. `graph` then takes the values as further inputs."""
     stable = stable_nodes(graph)
     wanted = [node for node in graph.nodes if node in stable and _is_worth_keeping(node, stable)]
@@ -50,7 +50,7 @@ def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
     results = tuple(
         Ref(position) for position in range(len(inputs) + len(steps) - len(wanted), len(inputs) + len(steps))
     )
-    return Preparation(tuple(inputs), tuple(steps), results, types, usual)
+    return Prepacking(tuple(inputs), tuple(steps), results, types, usual)
 
 
 def _is_worth_keeping(node: Node, stable: set[Node]) -> bool:
