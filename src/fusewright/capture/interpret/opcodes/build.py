@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusewright.base.signals import UserException
+from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.border.values.text import joined
 from fusewright.capture.bytecode.instructions import CALLABLE_DEPTH
 from fusewright.capture.interpret.opcodes.table import (
@@ -18,18 +19,18 @@ from fusewright.capture.interpret.opcodes.table import (
 
 
 @opcode("BUILD_TUPLE")
-def build_tuple(frame: Any, count: int) -> None:
+def build_tuple(frame: Frame, count: int) -> None:
     values = tuple(pop_many(frame.stack, count))
     frame.stack.append(values)
 
 
 @opcode("BUILD_LIST")
-def build_list(frame: Any, count: int) -> None:
+def build_list(frame: Frame, count: int) -> None:
     values = pop_many(frame.stack, count)
     frame.stack.append(values)
 
 
-def add_to_set(frame: Any, target: set[object], value: object) -> None:
+def add_to_set(frame: Frame, target: set[object], value: object) -> None:
     """`target.add(value)`, interpreted where hashing could run user code."""
     if type(value) in PLAIN_KEYS:
         target.add(value)
@@ -37,7 +38,7 @@ def add_to_set(frame: Any, target: set[object], value: object) -> None:
         frame.tracer.call(set.add, (target, value))
 
 
-def put_in_dict(frame: Any, target: dict[object, object], key: object, value: object) -> None:
+def put_in_dict(frame: Frame, target: dict[object, object], key: object, value: object) -> None:
     """`target[key] = value`, interpreted where hashing could run user code."""
     if type(key) in PLAIN_KEYS:
         target[key] = value
@@ -46,7 +47,7 @@ def put_in_dict(frame: Any, target: dict[object, object], key: object, value: ob
 
 
 @opcode("BUILD_SET")
-def build_set(frame: Any, count: int) -> None:
+def build_set(frame: Frame, count: int) -> None:
     values = pop_many(frame.stack, count)
     result: set[object] = set()
     for value in values:
@@ -55,7 +56,7 @@ def build_set(frame: Any, count: int) -> None:
 
 
 @opcode("BUILD_MAP")
-def build_map(frame: Any, count: int) -> None:
+def build_map(frame: Frame, count: int) -> None:
     values = pop_many(frame.stack, 2 * count)
     result: dict[object, object] = {}
     for position in range(0, 2 * count, 2):
@@ -64,45 +65,45 @@ def build_map(frame: Any, count: int) -> None:
 
 
 @opcode("BUILD_CONST_KEY_MAP")
-def build_const_key_map(frame: Any, count: int) -> None:
+def build_const_key_map(frame: Frame, count: int) -> None:
     keys = frame.stack.pop()
     values = pop_many(frame.stack, count)
     frame.stack.append(dict(zip(keys, values)))
 
 
 @opcode("BUILD_STRING")
-def build_string(frame: Any, count: int) -> None:
+def build_string(frame: Frame, count: int) -> None:
     parts = pop_many(frame.stack, count)
     frame.stack.append(joined(parts))
 
 
 @opcode("BUILD_SLICE")
-def build_slice(frame: Any, count: int) -> None:
+def build_slice(frame: Frame, count: int) -> None:
     parts = pop_many(frame.stack, count)
     frame.stack.append(slice(*parts))
 
 
 @opcode("LIST_APPEND")
-def list_append(frame: Any, depth: int) -> None:
+def list_append(frame: Frame, depth: int) -> None:
     value = frame.stack.pop()
     frame.stack[-depth].append(value)
 
 
 @opcode("SET_ADD")
-def set_add(frame: Any, depth: int) -> None:
+def set_add(frame: Frame, depth: int) -> None:
     value = frame.stack.pop()
     add_to_set(frame, frame.stack[-depth], value)
 
 
 @opcode("MAP_ADD")
-def map_add(frame: Any, depth: int) -> None:
+def map_add(frame: Frame, depth: int) -> None:
     value = frame.stack.pop()
     key = frame.stack.pop()
     put_in_dict(frame, frame.stack[-depth], key, value)
 
 
 @opcode("LIST_EXTEND")
-def list_extend(frame: Any, depth: int) -> None:
+def list_extend(frame: Frame, depth: int) -> None:
     iterable = frame.stack.pop()
     try:
         values = elements(frame, iterable)
@@ -118,7 +119,7 @@ def list_extend(frame: Any, depth: int) -> None:
 
 
 @opcode("SET_UPDATE")
-def set_update(frame: Any, depth: int) -> None:
+def set_update(frame: Frame, depth: int) -> None:
     iterable = frame.stack.pop()
     target = frame.stack[-depth]
     for value in elements(frame, iterable):
@@ -126,11 +127,11 @@ def set_update(frame: Any, depth: int) -> None:
 
 
 @opcode("LIST_TO_TUPLE")
-def list_to_tuple(frame: Any, operand: object) -> None:
+def list_to_tuple(frame: Frame, operand: object) -> None:
     frame.stack[-1] = tuple(frame.stack[-1])
 
 
-def mapping_items(frame: Any, mapping: object) -> list[tuple[Any, Any]]:
+def mapping_items(frame: Frame, mapping: object) -> list[tuple[Any, Any]]:
     """Keys and values as `dict.update` takes them from a mapping: through `keys()` and `[]`."""
     if type(mapping) is dict:
         return list(mapping.items())
@@ -139,7 +140,7 @@ def mapping_items(frame: Any, mapping: object) -> list[tuple[Any, Any]]:
 
 
 @opcode("DICT_UPDATE")
-def dict_update(frame: Any, depth: int) -> None:
+def dict_update(frame: Frame, depth: int) -> None:
     mapping = frame.stack.pop()
     target = frame.stack[-depth]
     try:
@@ -161,7 +162,7 @@ def callable_text(function: object) -> str:
     return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
-def merge_keywords(frame: Any, target: dict[object, object], mapping: object, function: object) -> None:
+def merge_keywords(frame: Frame, target: dict[object, object], mapping: object, function: object) -> None:
     """`target.update(mapping)` for `**mapping` in a call of `function`: a key may come once."""
     try:
         items = mapping_items(frame, mapping)
@@ -177,7 +178,7 @@ def merge_keywords(frame: Any, target: dict[object, object], mapping: object, fu
 
 
 @opcode("DICT_MERGE")
-def dict_merge(frame: Any, depth: int) -> None:
+def dict_merge(frame: Frame, depth: int) -> None:
     mapping = frame.stack.pop()
     # Below the dict lie the positional arguments and the callable's two slots, in the order of this version of CPython.
     stack = frame.stack
@@ -197,7 +198,7 @@ def _cannot_unpack(value: object, error: UserException) -> UserException:
 
 
 @opcode("UNPACK_SEQUENCE")
-def unpack_sequence(frame: Any, count: int) -> None:
+def unpack_sequence(frame: Frame, count: int) -> None:
     value = frame.stack.pop()
     if type(value) in EXACT_SEQUENCES:
         if len(value) > count:
@@ -212,7 +213,7 @@ def unpack_sequence(frame: Any, count: int) -> None:
     frame.stack.extend(reversed(values))
 
 
-def _take(frame: Any, iterable: object, count: int) -> list[Any]:
+def _take(frame: Frame, iterable: object, count: int) -> list[Any]:
     """Up to `count + 1` elements: one more than wanted tells that there are too many, and is all that CPython asks
     for."""
     world = frame.world
@@ -232,7 +233,7 @@ def _take(frame: Any, iterable: object, count: int) -> list[Any]:
 
 
 @opcode("UNPACK_EX")
-def unpack_ex(frame: Any, counts: int) -> None:
+def unpack_ex(frame: Frame, counts: int) -> None:
     before, after = counts & 255, counts >> 8
     value = frame.stack.pop()
     try:
@@ -252,7 +253,7 @@ def unpack_ex(frame: Any, counts: int) -> None:
 
 
 @opcode("FORMAT_VALUE")
-def format_value(frame: Any, operand: tuple[int, bool]) -> None:
+def format_value(frame: Frame, operand: tuple[int, bool]) -> None:
     conversion, has_spec = operand
     stack = frame.stack
     spec = stack.pop() if has_spec else ""
@@ -260,16 +261,16 @@ def format_value(frame: Any, operand: tuple[int, bool]) -> None:
 
 
 @opcode("CONVERT_VALUE")
-def convert_value(frame: Any, conversion: int) -> None:
+def convert_value(frame: Frame, conversion: int) -> None:
     frame.stack[-1] = frame.tracer.call((None, str, repr, ascii)[conversion], (frame.stack[-1],))
 
 
 @opcode("FORMAT_SIMPLE")
-def format_simple(frame: Any, operand: object) -> None:
+def format_simple(frame: Frame, operand: object) -> None:
     frame.stack[-1] = frame.world.format(frame.stack[-1], 0, "")
 
 
 @opcode("FORMAT_WITH_SPEC")
-def format_with_spec(frame: Any, operand: object) -> None:
+def format_with_spec(frame: Frame, operand: object) -> None:
     spec = frame.stack.pop()
     frame.stack[-1] = frame.world.format(frame.stack[-1], 0, spec)

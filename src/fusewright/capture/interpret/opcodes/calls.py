@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.interpret.class_body import build_class
 from fusewright.capture.interpret.opcodes.build import callable_text, merge_keywords
@@ -18,7 +19,7 @@ from fusewright.capture.interpret.opcodes.errors import prepare_reraise
 from fusewright.capture.interpret.opcodes.table import elements, opcode, pop_many, user_error
 
 
-def _perform(frame: Any, function: object, args: Any, kwargs: dict[str, object]) -> None:
+def _perform(frame: Frame, function: object, args: Any, kwargs: dict[str, object]) -> None:
     special = FRAME_CALLS.get(id(function))
     if special is None:
         frame.stack.append(frame.tracer.call(function, args, kwargs))
@@ -34,7 +35,7 @@ def _split(values: list[Any], names: tuple[str, ...]) -> tuple[list[Any], dict[s
 
 
 @opcode("CALL")
-def call(frame: Any, operand: tuple[int, tuple[str, ...]]) -> None:
+def call(frame: Frame, operand: tuple[int, tuple[str, ...]]) -> None:
     count, names = operand
     stack = frame.stack
     args = pop_many(stack, count)
@@ -50,7 +51,7 @@ def call(frame: Any, operand: tuple[int, tuple[str, ...]]) -> None:
         _perform(frame, function, tuple(args), {})
 
 
-def _call_null_last(frame: Any, count: int, names: tuple[str, ...]) -> None:
+def _call_null_last(frame: Frame, count: int, names: tuple[str, ...]) -> None:
     stack = frame.stack
     args = pop_many(stack, count)
     receiver = stack.pop()
@@ -62,17 +63,17 @@ def _call_null_last(frame: Any, count: int, names: tuple[str, ...]) -> None:
 
 
 @opcode("CALL_NULL_LAST")
-def call_null_last(frame: Any, operand: tuple[int, tuple[str, ...]]) -> None:
+def call_null_last(frame: Frame, operand: tuple[int, tuple[str, ...]]) -> None:
     _call_null_last(frame, operand[0], ())
 
 
 @opcode("CALL_KW")
-def call_kw(frame: Any, count: int) -> None:
+def call_kw(frame: Frame, count: int) -> None:
     names = frame.stack.pop()
     _call_null_last(frame, count, names)
 
 
-def _call_ex(frame: Any, has_keywords: bool, null_last: bool) -> None:
+def _call_ex(frame: Frame, has_keywords: bool, null_last: bool) -> None:
     stack = frame.stack
     keywords = stack.pop() if has_keywords else {}
     args = stack.pop()
@@ -95,12 +96,12 @@ def _call_ex(frame: Any, has_keywords: bool, null_last: bool) -> None:
 
 
 @opcode("CALL_FUNCTION_EX")
-def call_function_ex(frame: Any, has_keywords: bool) -> None:
+def call_function_ex(frame: Frame, has_keywords: bool) -> None:
     _call_ex(frame, has_keywords, False)
 
 
 @opcode("CALL_FUNCTION_EX_NULL_LAST")
-def call_function_ex_null_last(frame: Any, has_keywords: bool) -> None:
+def call_function_ex_null_last(frame: Frame, has_keywords: bool) -> None:
     _call_ex(frame, has_keywords, True)
 
 
@@ -122,7 +123,7 @@ _ATTRIBUTES: dict[int, Callable[[Any, Any], None]] = {
 
 
 @opcode("MAKE_FUNCTION")
-def make_function(frame: Any, flags: int) -> None:
+def make_function(frame: Frame, flags: int) -> None:
     """A real function; its cells are real cells of the capture, and calling it interprets it."""
     stack = frame.stack
     code = stack.pop()
@@ -139,7 +140,7 @@ def make_function(frame: Any, flags: int) -> None:
 
 
 @opcode("SET_FUNCTION_ATTRIBUTE")
-def set_function_attribute(frame: Any, flag: int) -> None:
+def set_function_attribute(frame: Frame, flag: int) -> None:
     stack = frame.stack
     function = stack.pop()
     value = stack.pop()
@@ -160,7 +161,7 @@ def set_function_attribute(frame: Any, flag: int) -> None:
 # Intrinsics (3.12 and later)
 
 
-def _stop_iteration_error(frame: Any, error: BaseException) -> BaseException:
+def _stop_iteration_error(frame: Frame, error: BaseException) -> BaseException:
     """PEP 479: a StopIteration that leaves a generator's body becomes a RuntimeError."""
     if not isinstance(error, StopIteration):
         return error
@@ -178,7 +179,7 @@ _INTRINSICS_1: dict[str, Callable[[Any, Any], object]] = {
 
 
 @opcode("CALL_INTRINSIC_1")
-def call_intrinsic_1(frame: Any, name: str) -> None:
+def call_intrinsic_1(frame: Frame, name: str) -> None:
     intrinsic = _INTRINSICS_1.get(name)
     if intrinsic is None:
         raise SkipFrame("unsupported-instruction", name)
@@ -186,7 +187,7 @@ def call_intrinsic_1(frame: Any, name: str) -> None:
 
 
 @opcode("CALL_INTRINSIC_2")
-def call_intrinsic_2(frame: Any, name: str) -> None:
+def call_intrinsic_2(frame: Frame, name: str) -> None:
     if name != "INTRINSIC_PREP_RERAISE_STAR":
         raise SkipFrame("unsupported-instruction", name)
     stack = frame.stack
@@ -198,7 +199,7 @@ def call_intrinsic_2(frame: Any, name: str) -> None:
 # Builtins that read the frame that calls them
 
 
-def _super(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _super(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """`super()`: the class from the cell `__class__`, the receiver from the first argument."""
     if args or kwargs:
         return frame.tracer.call(super, args, kwargs)
@@ -218,7 +219,7 @@ def _super(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return frame.tracer.call(super, (cls, receiver))
 
 
-def frame_variables(frame: Any) -> dict[str, object]:
+def frame_variables(frame: Frame) -> dict[str, object]:
     """What `locals()` gives in this frame."""
     if frame.namespace is not None:
         return frame.namespace
@@ -232,28 +233,28 @@ def frame_variables(frame: Any) -> dict[str, object]:
     return result
 
 
-def _locals(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _locals(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return frame.tracer.call(locals, args, kwargs) if args or kwargs else frame_variables(frame)
 
 
-def _vars(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _vars(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return frame.tracer.call(vars, args, kwargs) if args or kwargs else frame_variables(frame)
 
 
-def _dir(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _dir(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return frame.tracer.call(dir, args, kwargs) if args or kwargs else sorted(frame_variables(frame))
 
 
-def _exc_info(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _exc_info(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     error = frame.tracer.handled_exception()
     return (None, None, None) if error is None else (type(error), error, frame.tracer.traceback_of(error))
 
 
-def _exception(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _exception(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return frame.tracer.handled_exception()
 
 
-def _refuse(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _refuse(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     # In the root frame a break would run the call inside `finish`, whose frame is not the user's.
     kind = SkipFrame if frame.back is None else GraphBreak
     raise kind("frame-access", "a call that reads or changes the calling frame (eval, exec, sys._getframe…)")

@@ -6,12 +6,13 @@ import types
 from typing import Any
 
 from fusewright.base.signals import SkipFrame, UserException
+from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.interpret.opcodes.table import opcode, user_error
 from fusewright.capture.interpret.tracebacks import Saved
 
 
 @opcode("PUSH_EXC_INFO")
-def push_exc_info(frame: Any, operand: object) -> None:
+def push_exc_info(frame: Frame, operand: object) -> None:
     state = frame.tracer.handling
     stack = frame.stack
     stack.insert(-1, Saved(state.error))
@@ -19,16 +20,16 @@ def push_exc_info(frame: Any, operand: object) -> None:
 
 
 @opcode("POP_EXCEPT")
-def pop_except(frame: Any, operand: object) -> None:
+def pop_except(frame: Frame, operand: object) -> None:
     frame.tracer.handling.error = frame.stack.pop().error
 
 
 @opcode("RERAISE")
-def reraise(frame: Any, operand: object) -> None:
+def reraise(frame: Frame, operand: object) -> None:
     raise UserException(frame.stack.pop())
 
 
-def _instance(frame: Any, value: object, message: str) -> BaseException:
+def _instance(frame: Frame, value: object, message: str) -> BaseException:
     """The exception that `raise value` means: an exception, or a class to be called."""
     if isinstance(value, type) and issubclass(value, BaseException):
         error = frame.tracer.call(value)
@@ -42,7 +43,7 @@ def _instance(frame: Any, value: object, message: str) -> BaseException:
 
 
 @opcode("RAISE_VARARGS")
-def raise_varargs(frame: Any, count: int) -> None:
+def raise_varargs(frame: Frame, count: int) -> None:
     stack = frame.stack
     if count == 0:
         error = frame.tracer.handled_exception()
@@ -60,14 +61,14 @@ def raise_varargs(frame: Any, count: int) -> None:
 
 
 @opcode("CHECK_EXC_MATCH")
-def check_exc_match(frame: Any, operand: object) -> None:
+def check_exc_match(frame: Frame, operand: object) -> None:
     stack = frame.stack
     wanted = stack.pop()
     stack.append(exception_matches(type(stack[-1]), wanted))
 
 
 @opcode("CHECK_EG_MATCH")
-def check_group_match(frame: Any, operand: object) -> None:
+def check_group_match(frame: Frame, operand: object) -> None:
     """`except* wanted:`: what matches, and what is left of the exception, with the subgroups that CPython makes."""
     stack = frame.stack
     wanted = stack.pop()
@@ -96,7 +97,7 @@ def check_group_match(frame: Any, operand: object) -> None:
         frame.tracer.handling.error = match
 
 
-def prepare_reraise(frame: Any, original: BaseException, raised: list[Any]) -> object:
+def prepare_reraise(frame: Frame, original: BaseException, raised: list[Any]) -> object:
     """What is raised at the end of `except*` clauses: the parts that nobody caught or that were raised again, as one
     group."""
     errors = [error for error in raised if error is not None]
@@ -119,7 +120,7 @@ def _is_part(error: BaseException, original: BaseExceptionGroup) -> bool:
 
 
 @opcode("PREP_RERAISE_STAR")
-def prep_reraise_star(frame: Any, operand: object) -> None:
+def prep_reraise_star(frame: Frame, operand: object) -> None:
     stack = frame.stack
     raised = stack.pop()
     stack.append(prepare_reraise(frame, stack.pop(), raised))
@@ -134,7 +135,7 @@ def exception_matches(raised: type, wanted: object) -> bool:
     return any(cls in raised.__mro__ for cls in classes)
 
 
-def _special(frame: Any, manager: object, name: str, missing: str) -> object:
+def _special(frame: Frame, manager: object, name: str, missing: str) -> object:
     """The bound special method `name`, looked up on the type of `manager` as the interpreter does."""
     cls = frame.world.type_of(manager)
     if not any(name in vars(base) for base in cls.__mro__):
@@ -148,7 +149,7 @@ def _special(frame: Any, manager: object, name: str, missing: str) -> object:
 
 
 @opcode("BEFORE_WITH")
-def before_with(frame: Any, operand: object) -> None:
+def before_with(frame: Frame, operand: object) -> None:
     stack = frame.stack
     manager = stack.pop()
     enter = _special(frame, manager, "__enter__", "")
@@ -157,7 +158,7 @@ def before_with(frame: Any, operand: object) -> None:
 
 
 @opcode("WITH_EXCEPT_START")
-def with_except_start(frame: Any, operand: object) -> None:
+def with_except_start(frame: Frame, operand: object) -> None:
     stack = frame.stack
     error = stack[-1]
     stack.append(frame.tracer.call(stack[-4], (type(error), error, frame.tracer.traceback_of(error))))

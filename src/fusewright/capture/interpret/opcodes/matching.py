@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusewright.base.signals import UserException
+from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.interpret.opcodes.table import opcode, user_error
 
 _MAPPING_FLAG = 1 << 6  # Py_TPFLAGS_MAPPING
@@ -14,27 +15,27 @@ _ABSENT = object()
 
 
 @opcode("GET_LEN")
-def get_len(frame: Any, operand: object) -> None:
+def get_len(frame: Frame, operand: object) -> None:
     frame.stack.append(frame.tracer.call(len, (frame.stack[-1],)))
 
 
 @opcode("MATCH_MAPPING")
-def match_mapping(frame: Any, operand: object) -> None:
+def match_mapping(frame: Frame, operand: object) -> None:
     frame.stack.append(bool(frame.world.type_of(frame.stack[-1]).__flags__ & _MAPPING_FLAG))
 
 
 @opcode("MATCH_SEQUENCE")
-def match_sequence(frame: Any, operand: object) -> None:
+def match_sequence(frame: Frame, operand: object) -> None:
     frame.stack.append(bool(frame.world.type_of(frame.stack[-1]).__flags__ & _SEQUENCE_FLAG))
 
 
 @opcode("MATCH_KEYS")
-def match_keys(frame: Any, operand: object) -> None:
+def match_keys(frame: Frame, operand: object) -> None:
     subject, keys = frame.stack[-2:]
     frame.stack.append(_match_keys(frame, subject, keys))
 
 
-def _match_keys(frame: Any, subject: object, keys: tuple[Any, ...]) -> tuple[object, ...] | None:
+def _match_keys(frame: Frame, subject: object, keys: tuple[Any, ...]) -> tuple[object, ...] | None:
     seen: set[object] = set()
     values = []
     get = frame.world.getattr(subject, "get")
@@ -50,7 +51,7 @@ def _match_keys(frame: Any, subject: object, keys: tuple[Any, ...]) -> tuple[obj
 
 
 @opcode("MATCH_CLASS")
-def match_class(frame: Any, positional: int) -> None:
+def match_class(frame: Frame, positional: int) -> None:
     stack = frame.stack
     names = stack.pop()
     cls = stack.pop()
@@ -59,7 +60,7 @@ def match_class(frame: Any, positional: int) -> None:
 
 
 def _match_class(
-    frame: Any, subject: object, cls: Any, positional: int, names: tuple[str, ...]
+    frame: Frame, subject: object, cls: Any, positional: int, names: tuple[str, ...]
 ) -> tuple[object, ...] | None:
     if not isinstance(cls, type):
         raise user_error(TypeError, "called match pattern must be a class")
@@ -100,7 +101,7 @@ def _match_class(
     return tuple(values)
 
 
-def _take_attribute(frame: Any, subject: object, cls: type, name: str, seen: set[str], values: list[object]) -> bool:
+def _take_attribute(frame: Frame, subject: object, cls: type, name: str, seen: set[str], values: list[object]) -> bool:
     if name in seen:
         raise user_error(TypeError, f"{cls.__name__}() got multiple sub-patterns for attribute '{name}'")
     seen.add(name)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fusewright.base.signals import SkipFrame, UserException
+from fusewright.capture.border.interfaces import Frame
 
-Handler = Callable[[Any, Any], object]
+Handler = Callable[[Frame, Any], object]
 HANDLERS: dict[str, Handler] = {}
 
 EXACT_SEQUENCES = (list, tuple)
@@ -54,7 +55,7 @@ def pop_many(stack: list[Any], count: int) -> list[Any]:
     return values
 
 
-def elements(frame: Any, iterable: object) -> list[Any]:
+def elements(frame: Frame, iterable: object) -> list[Any]:
     """All elements of an iterable, through the border."""
     if type(iterable) in EXACT_SEQUENCES:
         return list(iterable)  # type: ignore[call-overload]
@@ -73,7 +74,7 @@ def elements(frame: Any, iterable: object) -> list[Any]:
 def unsupported(name: str) -> Handler:
     """The handler of an instruction that is never captured."""
 
-    def refuse(frame: Any, operand: object) -> object:
+    def refuse(frame: Frame, operand: object) -> object:
         raise SkipFrame("unsupported-instruction", name)
 
     return refuse
