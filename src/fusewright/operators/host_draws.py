@@ -24,42 +24,41 @@ HOST_DRAW = torch.ops.fusewright.host_draw.default
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """function   the bound method of a module's own generator
-    signature  what gives (parameters, shape or None) for the arguments of a call
+    """signature  what gives (parameters, shape or None) for the arguments of a call
     dtype      of the tensor: float64 or int64
     by_sizes   the shape is given by the positional arguments, not by `size`
     """
 
-    function: Callable[..., Any]
     signature: Callable[..., tuple[tuple[Any, ...], Any]]
     dtype: torch.dtype = torch.float64
     by_sizes: bool = False
 
 
 DRAWS: dict[str, Draw] = {
-    "random.random": Draw(random.random, lambda: ((), None)),
-    **{
-        f"numpy.random.{name}": Draw(getattr(np.random, name), lambda size=None: ((), size))
-        for name in ("random", "random_sample", "standard_normal")
-    },
-    "numpy.random.uniform": Draw(np.random.uniform, lambda low=0.0, high=1.0, size=None: ((low, high), size)),
-    "numpy.random.normal": Draw(np.random.normal, lambda loc=0.0, scale=1.0, size=None: ((loc, scale), size)),
-    "numpy.random.rand": Draw(np.random.rand, lambda *size: ((), size or None), by_sizes=True),
-    "numpy.random.randn": Draw(np.random.randn, lambda *size: ((), size or None), by_sizes=True),
+    "random.random": Draw(lambda: ((), None)),
+    "numpy.random.random": Draw(lambda size=None: ((), size)),
+    "numpy.random.random_sample": Draw(lambda size=None: ((), size)),
+    "numpy.random.standard_normal": Draw(lambda size=None: ((), size)),
+    "numpy.random.uniform": Draw(lambda low=0.0, high=1.0, size=None: ((low, high), size)),
+    "numpy.random.normal": Draw(lambda loc=0.0, scale=1.0, size=None: ((loc, scale), size)),
+    "numpy.random.rand": Draw(lambda *size: ((), size or None), by_sizes=True),
+    "numpy.random.randn": Draw(lambda *size: ((), size or None), by_sizes=True),
     "numpy.random.randint": Draw(
-        np.random.randint,
-        lambda low, high=None, size=None: ((0, low) if high is None else (low, high), size),
-        torch.int64,
+        lambda low, high=None, size=None: ((0, low) if high is None else (low, high), size), torch.int64
     ),
 }
+"""By module and method of the module's own generator. NumPy imports `numpy.random` when it is first asked for: nothing
+here asks before a draw."""
 
 
 def _draw(name: str, parameters: Sequence[Any], size: Sequence[int] | None) -> torch.Tensor:
     row = DRAWS[name]
+    module, _, method = name.rpartition(".")
+    function = getattr(random if module == "random" else np.random, method)
     if size is None:
-        value = row.function(*parameters)
+        value = function(*parameters)
     else:
-        value = row.function(*size) if row.by_sizes else row.function(*parameters, size=tuple(size))
+        value = function(*size) if row.by_sizes else function(*parameters, size=tuple(size))
     return torch.as_tensor(value, dtype=row.dtype, device="cpu")
 
 

@@ -185,7 +185,7 @@ BY_CODE: dict[types.CodeType, Any] = {
 
 
 def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
-    if issubclass(type(fn.__self__), host_random.OWNERS) and type(fn.__func__) is not types.FunctionType:
+    if host_random.is_generator(fn.__self__) and type(fn.__func__) is not types.FunctionType:
         return host_random.call_method(tracer, fn.__func__.__name__, fn.__self__, args, kwargs)
     return call(tracer, fn.__func__, (fn.__self__, *args), kwargs)
 

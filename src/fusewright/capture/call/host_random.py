@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,13 +28,25 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
-_NUMPY: Any = np.random.rand.__self__  # type: ignore[attr-defined]
-OWNERS: tuple[type, ...] = (random.Random, random.SystemRandom, np.random.RandomState, np.random.Generator)
+
+
+def is_generator(owner: object) -> bool:
+    """Whether it is a generator of Python or NumPy; without `numpy.random`, which NumPy imports when it is first asked
+    for, none is NumPy's."""
+    kind = type(owner)  # not its `__class__`, which may be the program's code
+    if issubclass(kind, random.Random):
+        return True
+    return "numpy.random" in sys.modules and issubclass(kind, (np.random.RandomState, np.random.Generator))
+
+
+def _is_numpys(owner: object) -> bool:
+    rand: Any = np.random.rand
+    return owner is rand.__self__
 
 
 def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """`owner.name(*args, **kwargs)` of a generator."""
-    module = "random" if owner is _PYTHON else "numpy.random" if owner is _NUMPY else None
+    module = "random" if owner is _PYTHON else "numpy.random" if _is_numpys(owner) else None
     row = f"{module}.{name}"
     if row not in DRAWS:
         raise GraphBreak("host-random", f"{type(owner).__qualname__}.{name}")

@@ -120,7 +120,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         if special is not None:
             return special(tracer, fn, owner, args, kwargs)
         return _native_method(tracer, fn, owner, args, kwargs)
-    if issubclass(type(owner), host_random.OWNERS):
+    if host_random.is_generator(owner):
         return host_random.call_method(tracer, name, owner, args, kwargs)
     if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
