@@ -7,8 +7,8 @@ from glob import glob
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-    sys.exit(f"fusewright's native part is built for Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}")
+if not (3, 11) <= sys.version_info[:2] <= (3, 14):
+    sys.exit(f"fusewright's native part is built for Python 3.11 to 3.14; this is {sys.version.split()[0]}")
 
 
 class BuildNative(build_ext):

@@ -18,8 +18,8 @@
 #define Py_BUILD_CORE 1
 #include <Python.h>
 
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000  // before headers that may be others there
-#error "the frame hook knows CPython 3.11, 3.12 and 3.13"
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000 || defined(Py_GIL_DISABLED)  // before headers that may be others there
+#error "the frame hook knows CPython 3.11 to 3.14, with the global interpreter lock"
 #endif
 
 #include <frameobject.h>
@@ -28,6 +28,9 @@
 
 #include <internal/pycore_frame.h>
 #include <internal/pycore_interp.h>
+#if PY_VERSION_HEX >= 0x030E0000
+#include <internal/pycore_interpframe.h>
+#endif
 #include <opcode.h>
 
 #include <stdbool.h>
@@ -101,7 +104,9 @@ int fw_hook_suspend(void) {
 void fw_hook_resume(int saved) { depth = saved; }
 
 static PyCodeObject *frame_code(struct _PyInterpreterFrame *frame) {
-#if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030E0000
+    return _PyFrame_GetCode(frame);
+#elif PY_VERSION_HEX >= 0x030D0000
     return (PyCodeObject *)frame->f_executable;
 #else
     return frame->f_code;
@@ -109,7 +114,9 @@ static PyCodeObject *frame_code(struct _PyInterpreterFrame *frame) {
 }
 
 static PyObject *frame_function(struct _PyInterpreterFrame *frame) {
-#if PY_VERSION_HEX >= 0x030C0000
+#if PY_VERSION_HEX >= 0x030E0000
+    return PyStackRef_IsNull(frame->f_funcobj) ? NULL : PyStackRef_AsPyObjectBorrow(frame->f_funcobj);
+#elif PY_VERSION_HEX >= 0x030C0000
     return frame->f_funcobj;
 #else
     return (PyObject *)frame->f_func;
@@ -118,6 +125,15 @@ static PyObject *frame_function(struct _PyInterpreterFrame *frame) {
 
 static Py_ssize_t argument_slots(PyCodeObject *code) {
     return code->co_argcount + code->co_kwonlyargcount + ((code->co_flags & CO_VARARGS) != 0) + ((code->co_flags & CO_VARKEYWORDS) != 0);
+}
+
+// What a local variable of the frame holds, borrowed.
+static PyObject *local(struct _PyInterpreterFrame *frame, Py_ssize_t slot) {
+#if PY_VERSION_HEX >= 0x030E0000
+    return PyStackRef_AsPyObjectBorrow(frame->localsplus[slot]);
+#else
+    return frame->localsplus[slot];
+#endif
 }
 
 // The frame's answer is `result` (NULL: an exception is set). 3.11: the caller clears the frame. Later the callee does, so the evaluator gets a frame
@@ -131,7 +147,11 @@ static PyObject *finish_frame(PyThreadState *tstate, struct _PyInterpreterFrame 
     // Two units: the evaluator may look at the one before the instruction that it starts with.
     static _Py_CODEUNIT return_value[2] = {{.op = {.code = RETURN_VALUE}}, {.op = {.code = RETURN_VALUE}}};
     if (result == NULL) return _PyEval_EvalFrameDefault(tstate, frame, 1);
+#if PY_VERSION_HEX >= 0x030E0000
+    *frame->stackpointer++ = PyStackRef_FromPyObjectSteal(result);
+#else
     frame->localsplus[frame->stacktop++] = result;
+#endif
 #if PY_VERSION_HEX >= 0x030D0000
     frame->instr_ptr = &return_value[1];
 #else
@@ -214,7 +234,7 @@ static bool intercept(PyCodeObject *code, PyObject *function, struct _PyInterpre
     PyObject *locals = PyTuple_New(n);
     *result = NULL;
     if (locals == NULL) return true;
-    for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(locals, i, Py_NewRef(frame->localsplus[i]));
+    for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(locals, i, Py_NewRef(local(frame, i)));
     PyObject *ask = Py_NewRef(interceptor);
     watching = false;
     PyObject *answer = PyObject_CallFunctionObjArgs(ask, function, locals, NULL);
@@ -262,6 +282,24 @@ static _PyFrameEvalFunction leave(void) {
     return now;
 }
 
+// fw_cache_run for a frame: the frame keeps function and locals alive.
+static int run_cache(PyObject *cache, PyObject *function, struct _PyInterpreterFrame *frame, Py_ssize_t count, PyObject **result) {
+#if PY_VERSION_HEX >= 0x030E0000  // locals are tagged references
+    PyObject *few[32] = {NULL}, **locals = count <= 32 ? few : PyMem_New(PyObject *, count);
+    if (locals == NULL) {
+        PyErr_NoMemory();
+        *result = NULL;
+        return 1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) locals[i] = local(frame, i);
+    int done = fw_cache_run(cache, function, locals, count, result);
+    if (locals != few) PyMem_Free(locals);
+    return done;
+#else
+    return fw_cache_run(cache, function, frame->localsplus, count, result);
+#endif
+}
+
 static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag) {
     if (fw_hook_regions == 0) {
         // Another evaluator has put ours back after we had gone, or still calls it.
@@ -293,10 +331,10 @@ static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *fra
     if (policy == NULL || !is_plain_function(code, function, frame)) return hand_on(tstate, frame, throwflag);
     PyObject *cache = frames != NULL ? cache_in_table(frames, code, function) : cache_at_code(code, function), *result;
     if (cache == NULL) return PyErr_Occurred() && !fw_no_room() ? finish_frame(tstate, frame, NULL) : hand_on(tstate, frame, throwflag);
-    // The frame keeps function and locals alive; the cache is ours, since a reset may drop it.
+    // The cache is ours, since a reset may drop it.
     PyCodeObject *skipped = skip_code;
     skip_code = NULL;
-    int done = fw_cache_run(cache, function, frame->localsplus, argument_slots(code), &result);
+    int done = run_cache(cache, function, frame, argument_slots(code), &result);
     skip_code = skipped;
     Py_DECREF(cache);
     return done ? finish_frame(tstate, frame, result) : hand_on(tstate, frame, throwflag);

@@ -88,7 +88,7 @@ bool constant_equal(PyObject *a, PyObject *b) {
 
 bool lookup_is_plain(PyObject *dict, PyObject *key) {
     // struct _dictkeysobject: Py_ssize_t dk_refcnt; uint8_t dk_log2_size, dk_log2_index_bytes, dk_kind (0: keys of any type). The same in
-    // 3.11, 3.12 and 3.13 (Include/internal/pycore_dict.h).
+    // 3.11 to 3.14 (Include/internal/pycore_dict.h).
     constexpr size_t kKindOffset = sizeof(Py_ssize_t) + 2;
     const char *keys = reinterpret_cast<const char *>(reinterpret_cast<PyDictObject *>(dict)->ma_keys);
     return PyUnicode_CheckExact(key) && keys[kKindOffset] != 0;

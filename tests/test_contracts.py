@@ -119,16 +119,16 @@ def test_the_pythons_are_the_same_everywhere() -> None:
     root = SOURCE.parent.parent
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     listed = [name for one in project["classifiers"] if (name := one.rpartition(" :: ")[2]).startswith("3.")]
-    assert listed == ["3.11", "3.12", "3.13"] and project["requires-python"] == ">=3.11,<3.14"
+    assert listed == ["3.11", "3.12", "3.13", "3.14"] and project["requires-python"] == ">=3.11,<3.15"
     workflow = (root / ".github" / "workflows" / "ci.yml").read_text()
     assert "python: [" + ", ".join(f'"{one}"' for one in listed) + "]" in workflow
     hook = (root / "csrc" / "hook.c").read_text()
-    assert "PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000" in hook
-    program = "import sys; sys.version_info = (3, 14, 0); import fusewright"
+    assert "PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000" in hook
+    program = "import sys; sys.version_info = (3, 15, 0); import fusewright"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}
     )
-    assert "ImportError: fusewright runs on Python 3.11, 3.12 and 3.13" in done.stderr
+    assert "ImportError: fusewright runs on Python 3.11 to 3.14" in done.stderr
 
 
 BY_NAME = {

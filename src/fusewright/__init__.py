@@ -4,8 +4,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-if sys.version_info >= (3, 14):
-    raise ImportError(f"fusewright runs on Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}")
+if sys.version_info >= (3, 15):
+    raise ImportError(f"fusewright runs on Python 3.11 to 3.14; this is {sys.version.split()[0]}")
 
 from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
 from fusewright.api import (

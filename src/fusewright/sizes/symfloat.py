@@ -463,6 +463,9 @@ def _history(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
     if origins and not is_defined(name, intervals()):
         _keep_defined(name, origins, compute, intervals, error is None)
     if error is not None:
+        if " got " in str(error):  # from CPython 3.14 on the message may tell the value
+            for origin in origins:
+                origin.fix()
         raise error
     return _History(origins, value, compute, lambda: bounds(name, intervals()))
 

@@ -41,7 +41,7 @@ VECTOR_UNITS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf1
 PROBE = "0" * 64
 """The key of an entry that is written, read and removed again."""
 OLDEST_TORCH = (2, 11)
-PYTHONS = ((3, 11), (3, 13))
+PYTHONS = ((3, 11), (3, 14))
 
 
 def _processor() -> tuple[str, set[str]]:

@@ -336,6 +336,10 @@ def _memory(found: Contents) -> str:
         levels = [step.memory for step in plan.steps if step.memory is not None]
         if len(levels) != len(plan.steps) or not levels or not plan.peak:
             continue
+        if min(levels) == max(levels):  # nothing to plot
+            text = f'<b>{escape(plan.name)}</b> <span class="dim">{bytes_text(plan.peak)} throughout a call</span>'
+            parts.append(_card(text, ""))
+            continue
         spent = [step.seconds or 0.0 for step in plan.steps]
         lengths = [each / sum(spent) for each in spent] if all(spent) else [1 / len(levels)] * len(levels)
         edges = [0.0]

@@ -158,6 +158,12 @@ def test_an_iterator_goes_on_where_it_stood(make: Callable[[], Any]) -> None:
         first = next(iterator)
         return iterator, first, x + 1
 
+    if "__reduce__" not in vars(type(make())):  # those of itertools, from CPython 3.14 on
+        with pytest.raises((GraphBreak, SkipFrame)):
+            capture(f, (numbers(),))
+        compiled, again = fusewright.compile(f)(numbers()), f(numbers())
+        assert list(itertools.islice(compiled[0], 5)) == list(itertools.islice(again[0], 5))
+        return
     eager, ours = f(numbers()), run(capture(f, (numbers(),)), f, (numbers(),))
     assert eager[1] == ours[1]
     assert list(itertools.islice(eager[0], 5)) == list(itertools.islice(ours[0], 5))

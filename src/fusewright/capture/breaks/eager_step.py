@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from fusewright.capture.bytecode.instructions import Instruction
+from fusewright.capture.bytecode.instructions import Instruction, no_special_method, too_many_values
 from fusewright.capture.bytecode.resume import CannotCut
 
 CALL = "__call"  # with the frame hook installed
@@ -157,7 +157,8 @@ def _call_ex(source: Source, has_keywords: bool) -> None:
 
 @_row("CALL_FUNCTION_EX_NULL_LAST")
 def _call_ex_313(source: Source, has_keywords: bool) -> None:
-    keywords = [f"**{source.pop()}"] if has_keywords else []
+    given = source.stack.pop() if has_keywords else None
+    keywords = [] if given is None else [f"**{given}"]
     _call_null_last(source, [f"*{source.pop()}", *keywords])
 
 
@@ -329,7 +330,7 @@ def unpack(value: Any, count: int) -> list[object]:
         raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
     values = list(itertools.islice(value, count + 1))
     if len(values) > count:
-        raise ValueError(f"too many values to unpack (expected {count})")
+        raise ValueError(too_many_values(count, type(value), lambda: len(value)))
     if len(values) < count:
         raise ValueError(f"not enough values to unpack (expected {count}, got {len(values)})")
     return values
@@ -374,8 +375,7 @@ def special_method(obj: Any, name: str) -> Any:
             found = base.__dict__[name]
             getter = getattr(type(found), "__get__", None)
             return found if getter is None else getter(found, obj, kind)
-    missed = " (missed __exit__ method)" if name == "__exit__" else ""
-    raise TypeError(f"'{kind.__name__}' object does not support the context manager protocol{missed}")
+    raise TypeError(no_special_method(kind, name))
 
 
 @_row("BEFORE_WITH")
@@ -386,9 +386,14 @@ def _before_with(source: Source, operand: object) -> None:
     source.stack += [leave, source.call(enter)]
 
 
+@_row("LOAD_SPECIAL")
+def _load_special(source: Source, name: str) -> None:
+    source.stack += [source.apply(special_method, source.pop(), repr(name)), None]
+
+
 @_row("WITH_EXCEPT_START")
-def _with_except_start(source: Source, operand: object) -> None:
-    error, leave = source.stack[-1], source.stack[-4]
+def _with_except_start(source: Source, depth: int) -> None:
+    error, leave = source.stack[-1], source.stack[-depth]
     if error is None or leave is None:
         raise CannotCut("an instruction takes an empty stack slot")
     source.stack.append(source.call(leave, f"{error}.__class__", error, f"{error}.__traceback__"))

@@ -272,7 +272,10 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
         code.lines.append(f"{name}.__doc__ = {code.expression(value.__doc__)}")
     if value.__module__ != value.__globals__.get("__name__"):
         code.lines.append(f"{name}.__module__ = {code.expression(value.__module__)}")
-    if value.__annotations__:
+    annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on annotations are computed when asked for
+    if annotate is not None:
+        code.lines.append(f"{name}.__annotate__ = {code.expression(annotate)}")
+    elif value.__annotations__:
         code.lines.append(f"{name}.__annotations__ = {content_text(code, value.__annotations__)}")
     if value.__dict__:
         code.lines.append(f"{name}.__dict__.update({content_text(code, value.__dict__)})")

@@ -1,4 +1,4 @@
-"""Bytecode as data: decoding, assembling, and every difference between CPython 3.11, 3.12 and 3.13.
+"""Bytecode as data: decoding, assembling, and every difference between CPython 3.11 to 3.14.
 
 Takes a code object; gives `CodeInfo`: its instructions with jump targets as indices, operands resolved, the handler of
 each instruction from the exception table, and positions. `assemble` is the way back, as far as resume functions need
@@ -24,7 +24,7 @@ from fusewright.base.records import dataclass, field
 
 _TABLES: Any = opcode  # its tables are not public, and not in its type stub
 VERSION = sys.version_info[:2]
-SUPPORTED = ((3, 11), (3, 12), (3, 13))
+SUPPORTED = ((3, 11), (3, 12), (3, 13), (3, 14))
 Positions = tuple[int | None, int | None, int | None, int | None]
 
 CO_OPTIMIZED, CO_NEWLOCALS, CO_VARARGS, CO_VARKEYWORDS = 0x1, 0x2, 0x4, 0x8
@@ -193,6 +193,8 @@ def _compare(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
 
 def _binary(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
     symbol = _TABLES._nb_ops[arg][1]
+    if symbol == "[]":
+        return "BINARY_SUBSCR", symbol
     return ("INPLACE_OP", symbol[:-1]) if symbol.endswith("=") else ("BINARY_OP", symbol)
 
 
@@ -201,7 +203,8 @@ def _call(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
 
 
 def _call_ex(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
-    return ("CALL_FUNCTION_EX" if _NULL_FIRST else "CALL_FUNCTION_EX_NULL_LAST"), bool(arg & 1)
+    # 3.14 always pushes keywords, NULL where there are none
+    return ("CALL_FUNCTION_EX" if _NULL_FIRST else "CALL_FUNCTION_EX_NULL_LAST"), VERSION >= (3, 14) or bool(arg & 1)
 
 
 def _two_slots(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
@@ -216,6 +219,11 @@ def _intrinsic_2(code: types.CodeType, name: str, arg: int) -> tuple[str, object
     return name, _TABLES._intrinsic_2_descs[arg]
 
 
+def _common_constant(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
+    value = _TABLES._common_constants[arg]
+    return ("LOAD_ASSERTION_ERROR" if value is AssertionError else "LOAD_CONST"), value
+
+
 def _renamed(action: str) -> Callable[[types.CodeType, str, int], tuple[str, object]]:
     return lambda code, name, arg: (action, arg)
 
@@ -223,6 +231,8 @@ def _renamed(action: str) -> Callable[[types.CodeType, str, int], tuple[str, obj
 _OPERANDS: dict[str, Callable[[types.CodeType, str, int], tuple[str, object]]] = {
     "LOAD_CONST": _const,
     "RETURN_CONST": _const,
+    "LOAD_SMALL_INT": _renamed("LOAD_CONST"),
+    "LOAD_COMMON_CONSTANT": _common_constant,
     "KW_NAMES": _const,
     "LOAD_GLOBAL": _load_global,
     "LOAD_ATTR": _load_attr,
@@ -233,6 +243,8 @@ _OPERANDS: dict[str, Callable[[types.CodeType, str, int], tuple[str, object]]] =
     "CALL": _call,
     "CALL_FUNCTION_EX": _call_ex,
     "LOAD_FAST_LOAD_FAST": _two_slots,
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": lambda code, name, arg: ("LOAD_FAST_LOAD_FAST", (arg >> 4, arg & 15)),
+    "LOAD_FAST_BORROW": _renamed("LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": _two_slots,
     "STORE_FAST_STORE_FAST": _two_slots,
     "CALL_INTRINSIC_1": _intrinsic_1,
@@ -249,6 +261,11 @@ _OPERANDS: dict[str, Callable[[types.CodeType, str, int], tuple[str, object]]] =
     # 3.11 drops the receiver itself, later versions by END_SEND
     "SEND": _renamed("SEND_POP" if VERSION < (3, 12) else "SEND"),
     "LOAD_FAST_CHECK": _renamed("LOAD_FAST"),  # the interpreter always checks
+    "LOAD_SPECIAL": lambda code, name, arg: (name, _TABLES._special_method_names[arg]),
+    # where the exit function lies: from 3.14 on with an empty half above it
+    "WITH_EXCEPT_START": lambda code, name, arg: (name, 4 if VERSION < (3, 14) else 5),
+    "NOT_TAKEN": _renamed("NOP"),
+    "POP_ITER": _renamed("POP_TOP"),
     "LOAD_CLASSDEREF": _renamed("LOAD_FROM_CLASS_OR_DEREF"),
     "JUMP_BACKWARD_NO_INTERRUPT": _renamed("JUMP_BACKWARD"),
     "PRECALL": _renamed("NOP"),
@@ -262,6 +279,27 @@ _OPERANDS: dict[str, Callable[[types.CodeType, str, int], tuple[str, object]]] =
     ),
     _name,
 )  # fmt: skip
+
+
+def no_special_method(cls: type, name: str) -> str:
+    """CPython's message where a `with` statement finds no method `name` on `cls`."""
+    protocol = "asynchronous context manager" if name.startswith("__a") else "context manager"
+    if VERSION < (3, 14):
+        missed = f" (missed {name} method)" if name.endswith("exit__") else ""
+        return f"'{cls.__name__}' object does not support the {protocol} protocol{missed}"
+    module = "" if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}."
+    text = f"'{module}{cls.__qualname__}' object does not support the {protocol} protocol (missed {name} method)"
+    if name.startswith("__a") or not (hasattr(cls, "__aenter__") and hasattr(cls, "__aexit__")):
+        return text
+    return f"{text} but it supports the asynchronous {protocol} protocol. Did you mean to use 'async with'?"
+
+
+def too_many_values(expected: int, cls: type, count: Callable[[], int]) -> str:
+    """CPython's message where unpacking to `expected` variables finds more; `count()` is the length of a builtin
+    container."""
+    if VERSION < (3, 14) or cls not in (list, tuple, dict):
+        return f"too many values to unpack (expected {expected})"
+    return f"too many values to unpack (expected {expected}, got {count()})"
 
 
 def localsplus(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[int], int]:
@@ -329,7 +367,7 @@ def decode(code: types.CodeType) -> CodeInfo:
 
 
 # At the end of a loop CPython 3.12 and 3.13 drop the iterator themselves and skip the instructions that are there to
-# drop it.
+# drop it. 3.14 has the second of the two drop it, which comes to the same.
 _EXHAUSTED_SKIP = {(3, 11): 0, (3, 12): 1}.get(VERSION, 2)
 
 

@@ -13,8 +13,8 @@ from fusewright.capture.bytecode.instructions import CodeInfo, never_falls_throu
 # What touches a cell reads its slot: the cell itself stays.
 _READS = frozenset(
     {
-        "LOAD_FAST", "LOAD_FAST_CHECK", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE", "MAKE_CELL",
-        "LOAD_DEREF", "STORE_DEREF",
+        "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE",
+        "MAKE_CELL", "LOAD_DEREF", "STORE_DEREF",
         "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF",
     }
 )  # fmt: skip
@@ -41,7 +41,7 @@ def _reads_and_writes(info: CodeInfo) -> tuple[list[int], list[int]]:
             read = 1 << arg
         elif name in ("STORE_FAST", "STORE_FAST_MAYBE_NULL"):
             written = 1 << arg
-        elif name == "LOAD_FAST_LOAD_FAST":
+        elif instruction.action == "LOAD_FAST_LOAD_FAST":
             read = 1 << (arg >> 4) | 1 << (arg & 15)
         elif name == "STORE_FAST_STORE_FAST":
             written = 1 << (arg >> 4) | 1 << (arg & 15)

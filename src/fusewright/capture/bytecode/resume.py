@@ -37,6 +37,7 @@ HELD = "__held"  # begins the name of an argument that goes to the stack
 _FAST = frozenset(
     {
         "LOAD_FAST",
+        "LOAD_FAST_BORROW",
         "LOAD_FAST_CHECK",
         "LOAD_FAST_AND_CLEAR",
         "STORE_FAST",
@@ -48,7 +49,11 @@ _FAST = frozenset(
 _DEREF = frozenset(
     {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 )
+# A borrowed reference counts on a variable that stays as it is, which was shown for the original code: a resume
+# function takes references of its own.
+_BORROWS = {"LOAD_FAST_BORROW": "LOAD_FAST"}
 PAIRS = {
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": ("LOAD_FAST", "LOAD_FAST"),
     "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
     "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
@@ -279,7 +284,7 @@ class _Cutter:
     def _check_cells(self) -> None:
         for index in self.kept:
             instruction = self.info.instructions[index]
-            moved = instruction.name in _FAST and instruction.name not in ("LOAD_FAST", "LOAD_FAST_CHECK")
+            moved = instruction.name in _FAST and instruction.action != "LOAD_FAST"
             if instruction.name in ("MAKE_CELL", "COPY_FREE_VARS") or (moved and instruction.arg in self.info.cells):
                 raise CannotCut("a comprehension makes a cell of its own in what follows")
         if self.cells and not _FRAME_READERS.isdisjoint(self.info.code.co_names):
@@ -389,7 +394,7 @@ class _Cutter:
             ]
         if name in _FAST or name in _DEREF:
             arg = new_slots[arg]
-        return [Item(name, arg, instruction.target, positions)]
+        return [Item(_BORROWS.get(name, name), arg, instruction.target, positions)]
 
 
 def _move(slot: int, positions: Any) -> list[Item]:

@@ -87,7 +87,7 @@ def load_cell(world: World, real: types.CellType, source: Source) -> object:
 # Attributes of a function that an assignment changes, read from it at every check; the others never change.
 _SETTABLE = frozenset({
     "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__", "__module__", "__doc__",
-    "__annotations__",
+    "__annotations__", "__annotate__",
 })  # fmt: skip
 _FIXED = frozenset({"__builtins__", "__type_params__"})
 

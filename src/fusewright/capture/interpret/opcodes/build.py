@@ -7,7 +7,7 @@ from typing import Any
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.border.values.text import joined
-from fusewright.capture.bytecode.instructions import CALLABLE_DEPTH
+from fusewright.capture.bytecode.instructions import CALLABLE_DEPTH, too_many_values
 from fusewright.capture.interpret.opcodes.table import (
     EXACT_SEQUENCES,
     PLAIN_KEYS,
@@ -202,12 +202,12 @@ def unpack_sequence(frame: Frame, count: int) -> None:
     value = frame.stack.pop()
     if type(value) in EXACT_SEQUENCES:
         if len(value) > count:
-            raise user_error(ValueError, f"too many values to unpack (expected {count})")
+            raise user_error(ValueError, too_many_values(count, type(value), lambda: len(value)))
         values = value
     else:
         values = _take(frame, value, count)
         if len(values) > count:
-            raise user_error(ValueError, f"too many values to unpack (expected {count})")
+            raise user_error(ValueError, too_many_values(count, frame.world.type_of(value), lambda: len(value)))
     if len(values) < count:
         raise user_error(ValueError, f"not enough values to unpack (expected {count}, got {len(values)})")
     frame.stack.extend(reversed(values))

@@ -75,7 +75,7 @@ def call_kw(frame: Frame, count: int) -> None:
 
 def _call_ex(frame: Frame, has_keywords: bool, null_last: bool) -> None:
     stack = frame.stack
-    keywords = stack.pop() if has_keywords else {}
+    keywords = stack.pop() if has_keywords else NULL
     args = stack.pop()
     above = stack.pop()
     below = stack.pop()
@@ -89,7 +89,8 @@ def _call_ex(frame: Frame, has_keywords: bool, null_last: bool) -> None:
             message = f"{callable_text(function)} argument after * must be an iterable, not {type(args).__name__}"
             raise user_error(TypeError, message) from None
     kwargs: dict[Any, object] = {}
-    merge_keywords(frame, kwargs, keywords, function)
+    if keywords is not NULL:
+        merge_keywords(frame, kwargs, keywords, function)
     if not all(isinstance(name, str) for name in kwargs):
         raise user_error(TypeError, "keywords must be strings")
     _perform(frame, function, tuple(args), kwargs)
@@ -108,7 +109,7 @@ def call_function_ex_null_last(frame: Frame, has_keywords: bool) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Functions
 
-DEFAULTS, KEYWORD_DEFAULTS, ANNOTATIONS, CLOSURE = 1, 2, 4, 8
+DEFAULTS, KEYWORD_DEFAULTS, ANNOTATIONS, CLOSURE, ANNOTATE = 1, 2, 4, 8, 16
 
 
 def _set_annotations(function: types.FunctionType, value: Any) -> None:
@@ -119,6 +120,7 @@ _ATTRIBUTES: dict[int, Callable[[Any, Any], None]] = {
     DEFAULTS: lambda function, value: setattr(function, "__defaults__", value),
     KEYWORD_DEFAULTS: lambda function, value: setattr(function, "__kwdefaults__", value),
     ANNOTATIONS: _set_annotations,
+    ANNOTATE: lambda function, value: setattr(function, "__annotate__", value),
 }
 
 
@@ -149,7 +151,7 @@ def set_function_attribute(frame: Frame, flag: int) -> None:
             function.__code__, function.__globals__, function.__name__, function.__defaults__, value
         )
         complete.__kwdefaults__ = function.__kwdefaults__
-        complete.__annotations__ = function.__annotations__
+        complete.__annotations__ = function.__annotations__  # from 3.14 on it comes after the closure
         frame.world.note_inside_function(complete)
         function = complete
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
+from fusewright.capture.bytecode.instructions import NULL, no_special_method
 from fusewright.capture.interpret.opcodes.table import opcode, user_error
 from fusewright.capture.interpret.tracebacks import Saved
 
@@ -135,13 +136,11 @@ def exception_matches(raised: type, wanted: object) -> bool:
     return any(cls in raised.__mro__ for cls in classes)
 
 
-def _special(frame: Frame, manager: object, name: str, missing: str) -> object:
+def _special(frame: Frame, manager: object, name: str) -> object:
     """The bound special method `name`, looked up on the type of `manager` as the interpreter does."""
     cls = frame.world.type_of(manager)
     if not any(name in vars(base) for base in cls.__mro__):
-        article = "the asynchronous" if name.startswith("__a") else "the"
-        message = f"'{cls.__name__}' object does not support {article} context manager protocol{missing}"
-        raise user_error(TypeError, message)
+        raise user_error(TypeError, no_special_method(cls, name))
     if name not in getattr(manager, "__dict__", ()):
         return frame.world.getattr(manager, name)
     # an instance attribute of this name is not the special method
@@ -152,13 +151,20 @@ def _special(frame: Frame, manager: object, name: str, missing: str) -> object:
 def before_with(frame: Frame, operand: object) -> None:
     stack = frame.stack
     manager = stack.pop()
-    enter = _special(frame, manager, "__enter__", "")
-    stack.append(_special(frame, manager, "__exit__", " (missed __exit__ method)"))
+    enter = _special(frame, manager, "__enter__")
+    stack.append(_special(frame, manager, "__exit__"))
     stack.append(frame.tracer.call(enter))
 
 
+@opcode("LOAD_SPECIAL")
+def load_special(frame: Frame, name: str) -> None:
+    stack = frame.stack
+    stack[-1] = _special(frame, stack[-1], name)
+    stack.append(NULL)
+
+
 @opcode("WITH_EXCEPT_START")
-def with_except_start(frame: Frame, operand: object) -> None:
+def with_except_start(frame: Frame, depth: int) -> None:
     stack = frame.stack
     error = stack[-1]
-    stack.append(frame.tracer.call(stack[-4], (type(error), error, frame.tracer.traceback_of(error))))
+    stack.append(frame.tracer.call(stack[-depth], (type(error), error, frame.tracer.traceback_of(error))))
