@@ -123,8 +123,8 @@ class Kept(NT):
 
 
 def kept() -> Kept:
-    made = Kept(torch.ones(3), 2)
-    made.old, made.count, made.gone = torch.ones(3), 1, 0
+    made = Kept(torch.ones(4), 2)
+    made.old, made.count, made.gone = torch.ones(4), 1, 0
     return made
 
 
@@ -133,7 +133,7 @@ def attributes_of_a_namedtuple():
     def f(t, x):
         t.extra = x + t.a
         t.old = t.old * t.count
-        t.count += t.b
+        t.count = 5
         del t.gone
         return t, t.extra, vars(t), hasattr(t, "gone"), Kept(x, 1).__dict__
 
