@@ -131,3 +131,19 @@ def test_infinite_gradients_and_those_at_nan(name: str, values: tuple[float, ...
         function(x).backward()
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0], equal_nan=True, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("result", range(3))
+def test_a_result_that_is_not_used_has_no_part_in_the_gradient(result: int, dynamic: bool) -> None:
+    """Its formula has no finite slope: zero times infinity would be no number."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 3 + y, x.log() * 2, (y / x).sqrt()
+
+    found = []
+    for run in (function, fusewright.compile(function, dynamic=dynamic, fullgraph=True)):
+        x, y = (torch.tensor([0.0, 1.0, 4.0], requires_grad=True) for _ in range(2))
+        run(x, y)[result].sum().backward()
+        found.append((x.grad, y.grad))
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)

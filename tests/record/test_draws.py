@@ -125,6 +125,26 @@ def test_fallback_random_gives_eagers_numbers() -> None:
     assert torch.equal(got, functional.dropout(x, 0.5))
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_call_that_is_repeated_draws_once(training: bool) -> None:
+    """An index is out of bounds after numbers were drawn: the repeated call draws the same ones."""
+
+    def function(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(3)
+        try:
+            return x[places] * drawn
+        except IndexError:
+            return drawn * 2
+
+    found = []
+    for run in (function, fusewright.compile(function)):
+        torch.manual_seed(4)
+        x = torch.ones(3, requires_grad=training)
+        results = [run(x, torch.tensor(places)) for places in ([0, 1, 2], [0, 9, 2], [2, 1, 0])]
+        found.append([*results, torch.rand(2)])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
 def test_layers_share_their_kernels() -> None:
     """A draw is an argument of its kernel: eight layers with dropout need no more code than four."""
 

@@ -69,6 +69,7 @@ class Group:
     leaves     whether all inputs are leaves
     exits      the outputs by the operator that made them, and the reaches that they lead to (but for those beyond
                others): hooks of an output are called when its operator's turn comes
+    branches   sets of tangents (their places) that multiply infinite values alone (autograd.joint.unfinished_branches)
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -82,6 +83,7 @@ class Group:
     frees: tuple[tuple[int, ...], ...]
     leaves: bool
     exits: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    branches: tuple[frozenset[int], ...] = ()
 
     @property
     def single(self) -> bool:
@@ -192,12 +194,33 @@ def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> 
         halves.fell_back(str(error))
         with torch.enable_grad():
             results = replayed_gradients(ctx, given, create_graph=False)
+    else:
+        if _multiplied_zeros(ctx, given) and not all(map(_is_finite, results)):
+            with torch.enable_grad():
+                results = replayed_gradients(ctx, given, create_graph=False)
     kept = not last or torch._C._autograd._get_current_graph_task_keep_graph()
     if not kept:
         ctx.inputs = None
     if halves.graphs is not None and ctx.lease is not None:
         halves.graphs.finished(ctx.lease, kept)
     return results
+
+
+def _multiplied_zeros(ctx: Any, given: list[torch.Tensor | None]) -> bool:
+    """Whether the compiled backward has taken zeros for outputs that nothing depends on, and has computed with them
+    alone what eager leaves out: zero times infinity is no number. (Asked of a call that can be repeated.)"""
+    branches: tuple[frozenset[int], ...] = ctx.group.branches
+    if not branches or all(one is not None for one in given):
+        return False
+    halves: Halves = ctx.halves
+    if halves.replay is None or ctx.inputs is None or _versions(ctx.inputs) != ctx.versions:
+        return False
+    missing = {place for place, one in enumerate(given) if one is None}
+    return any(branch <= missing for branch in branches) and (not halves.random or ctx.random is not None)
+
+
+def _is_finite(gradient: Any) -> bool:
+    return not isinstance(gradient, torch.Tensor) or bool(gradient.isfinite().all())
 
 
 def _run(halves: Halves, ctx: Any, values: list[Any]) -> tuple[Any, ...]:

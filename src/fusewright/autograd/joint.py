@@ -8,12 +8,15 @@ or an effect (random numbers, an assertion) that the backward had when it was re
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch.fx
+from torch._ops import OpOverload
 
 from fusewright.base.records import dataclass
 from fusewright.graph.passes.clean.dce import must_stay
+from fusewright.operators.schema import facts
 
 
 @dataclass(slots=True)
@@ -91,6 +94,41 @@ def constant_gradients(joint: JointGraph) -> tuple[bool, ...]:
         ):
             reached.add(node)
     return tuple(item not in reached for item in results_of(joint.graph)[joint.outputs :])
+
+
+_KEEPS_ZERO = frozenset({
+    "add", "sub", "neg", "clone", "_to_copy", "sum", "where", "masked_fill", "slice_backward", "select_backward",
+    "cat", "stack", "index_put", "scatter", "scatter_add", "index_add", "gather", "index", "index_select", "flip",
+    "constant_pad_nd", "threshold_backward", "embedding_dense_backward", "copy", "full_like", "zeros_like",
+    "new_zeros", "conj_physical", "real", "imag", "complex", "diagonal_backward", "unfold_backward", "repeat", "roll",
+})  # fmt: skip
+
+
+def unfinished_branches(joint: JointGraph) -> tuple[frozenset[int], ...]:
+    """Sets of tangents (by place): if all of a set's are zero, some operator of the backward multiplies nothing but
+    zeros, by a factor that may be infinite or NaN. Only the smallest sets are given."""
+    reads: dict[torch.fx.Node, frozenset[int]] = {}
+    for place, node in enumerate([node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :]):
+        reads[node] = frozenset((place,))
+    found: set[frozenset[int]] = set()
+    for node in joint.graph.nodes:
+        read = frozenset().union(*(reads[one] for one in node.all_input_nodes if one in reads))
+        if read and node.op == "call_function":
+            reads[node] = read
+            if not _keeps_zero(node):
+                found.add(read)
+    return tuple(one for one in found if not any(other < one for other in found))
+
+
+def _keeps_zero(node: torch.fx.Node) -> bool:
+    """Whether zeros in the place of what is read give zeros, whatever else is read."""
+    if not isinstance(node.target, OpOverload):
+        return True  # an element of several results
+    name = node.target._schema.name.removeprefix("aten::").rstrip("_")
+    if name in ("mul", "div"):  # by a finite number
+        number = node.args[1]
+        return isinstance(number, (int, float)) and math.isfinite(number) and (name == "mul" or number != 0)
+    return name in _KEEPS_ZERO or facts(node.target).is_view
 
 
 def written_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -17,7 +17,7 @@ import torch.fx
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import differentiable
 from fusewright.autograd.halves import Graphs, Group, Halves, Reach
-from fusewright.autograd.joint import JointGraph, Split, constant_gradients
+from fusewright.autograd.joint import JointGraph, Split, constant_gradients, unfinished_branches
 from fusewright.autograd.partition import part_of, split
 from fusewright.autograd.reach import nested, taken
 from fusewright.autograd.replay import replay
@@ -93,6 +93,7 @@ def compile_joint(
 def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -> list[tuple[Group, torch.fx.Graph]]:
     """The groups of outputs, and the backward graph of each. `whole`: all outputs are one group."""
     constant = constant_gradients(joint)
+    branches = unfinished_branches(joint)
     own = backward.groups
     if whole or not own:
         own = ((tuple(exit for exits, _ in own for exit in exits), tuple(part for _, frees in own for part in frees)),)
@@ -132,6 +133,7 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             frees=tuple(tuple(map(places.index, part)) for part in frees),
             leaves=backward.histories.isdisjoint(position for reach in reaches for position in reach.inputs),
             exits=tuple((tuple(map(places.index, exit)), ats) for exit, ats in zip(exits, leads)),
+            branches=tuple(frozenset(map(places.index, one)) for one in branches if one.issubset(places)),
         )
         elsewhere = set(backward.tangents).difference(group.tangents if group.single else ())
         made.append((replace(group, foreign=frozenset(elsewhere.intersection(~place for place in saved))), graph))

@@ -18,6 +18,7 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
+from fusewright.backends.repeat import draws_once
 from fusewright.base.errors import CannotFunctionalise, warn_once
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
@@ -48,11 +49,12 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     if has_data_sizes(to_compile.graph):
         return _compile_in_parts(to_compile)
     lookup = graph_cache.find(to_compile, to_compile.graph)
-    if lookup.plan is not None:
-        return lookup.plan
-    stages = _stages()
-    graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
-    return _generate(to_compile, lookup, graph, to_compile.function, prepacking)
+    plan = lookup.plan
+    if plan is None:
+        stages = _stages()
+        graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+        plan = _generate(to_compile, lookup, graph, to_compile.function, prepacking)
+    return draws_once(plan, to_compile.graph)
 
 
 def _say_if_useless(to_compile: GraphToCompile) -> None:
@@ -115,7 +117,9 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     plan = lookup.plan
     if plan is None:
         plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
-    return graph_cache.with_draws(plan, tuple(seed.draw for seed in seeds)) if seeds else plan
+    if seeds:
+        return graph_cache.with_draws(plan, tuple(seed.draw for seed in seeds))
+    return draws_once(plan, graph) if direction == "forward" and not recorded else plan
 
 
 def _generate(

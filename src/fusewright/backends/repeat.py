@@ -15,7 +15,7 @@ import torch.fx
 
 from fusewright.base.errors import RuntimeFallback
 from fusewright.graph.collectives import is_collective
-from fusewright.graph.generators import CPU, states_of
+from fusewright.graph.generators import CPU, drawing_devices, states_of
 from fusewright.record.torch_level import CHECK
 from fusewright.sizes.tensor_type import TensorType
 
@@ -53,6 +53,34 @@ def repeatable(
             raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
 
     return attempt
+
+
+def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:
+    """`run` of a graph at ATen level, of which a call that raises RuntimeFallback has drawn no random numbers: the same
+    ones are drawn by the call that repeats it. Itself where the graph draws none, or looks at no values that an
+    operator may refuse (positions, divisors, matrices of linear algebra)."""
+    devices = drawing_devices(graph)
+    if not devices or not any(map(_may_refuse, graph.nodes)):
+        return run
+
+    def attempt(*inputs: Any) -> Any:
+        states = states_of(devices)
+        try:
+            return run(*inputs)
+        except RuntimeFallback:
+            if states is not None:
+                states.restore()
+            raise
+
+    return attempt
+
+
+def _may_refuse(node: torch.fx.Node) -> bool:
+    kind = node.meta.get("type")
+    if node.op == "placeholder":
+        return isinstance(kind, TensorType) and not (kind.dtype.is_floating_point or kind.dtype.is_complex)
+    name = str(node.target)
+    return node.op == "call_function" and any(part in name for part in ("linalg", "cholesky", "_assert"))
 
 
 def _stops_a_checkpoint(error: Exception) -> bool:

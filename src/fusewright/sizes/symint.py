@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,6 +29,7 @@ class _NoUnbackedSymbols:
 
 
 _EXPR = _NoUnbackedSymbols()
+_HASH = torch.SymInt.__hash__.__code__
 
 
 _PYTHON_TYPES: dict[type, type] = {bool: bool, Relation: bool, float: float}
@@ -80,10 +82,12 @@ class SymNode:
         return self.pytype is bool
 
     def is_nested_int(self) -> bool:
-        return False
+        """Never, but that is the question by which `torch.SymInt.__hash__` decides whether a number has a hash: one
+        that a set or a dictionary asks for is the concrete number's, which is guarded then."""
+        return sys._getframe(1).f_code is _HASH
 
-    def nested_int(self) -> None:
-        return None
+    def nested_int(self) -> int | None:
+        return self.guard_int("", 0) if sys._getframe(1).f_code is _HASH else None
 
     def is_constant(self) -> bool:
         return isinstance(self.value, int)  # not for floats: torch.SymFloat has no way to unwrap a constant

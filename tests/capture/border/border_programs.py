@@ -118,6 +118,28 @@ def nt():
     return f, lambda: (numbers(),)
 
 
+class Kept(NT):
+    """A namedtuple whose instances have a dictionary."""
+
+
+def kept() -> Kept:
+    made = Kept(torch.ones(4), 2)
+    made.old, made.count, made.gone = torch.ones(4), 1, 0
+    return made
+
+
+@program
+def attributes_of_a_namedtuple():
+    def f(t, x):
+        t.extra = x + t.a
+        t.old = t.old * t.count
+        t.count = 5
+        del t.gone
+        return t, t.extra, vars(t), hasattr(t, "gone"), Kept(x, 1).__dict__
+
+    return f, lambda: (kept(), numbers())
+
+
 class Color(enum.Enum):
     R = 1
     Gn = 2

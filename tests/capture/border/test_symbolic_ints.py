@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Callable
@@ -28,6 +29,22 @@ SYMBOLIC: dict[str, Program] = {
     "arithmetic": lambda x, n: x * (n * 3 - 1) + n // 2,
 }
 
+made_of: dict[type, Callable[..., Any]] = {set: set}
+
+
+def hashed(function: Callable[[], Any]) -> Any:
+    """What the function gives; a program that looks after its own errors would see one that eager does not raise."""
+    try:
+        return function()
+    except TypeError as error:
+        return str(error)
+
+
+@functools.lru_cache
+def remembered(sizes: tuple[int, ...]) -> int:
+    return sum(sizes)
+
+
 # Programs that need the value: it is guarded.
 SPECIALISED: dict[str, Program] = {
     "dict": lambda x, n: x * {6: 1.0, 7: 2.0, 8: 3.0}.get(n, 9.0),
@@ -39,6 +56,12 @@ SPECIALISED: dict[str, Program] = {
         + int(str(n))
         + int(f"{(n,)}"[1:-2])
     ),
+    "sets": lambda x, n: hashed(lambda: (
+        x * len(made_of[set]([n, 7])), made_of[set]((n, 1)), frozenset(iter([n])), {1, 7}.union([n]),
+        {1, 7} & set(map(abs, [n, 7])),
+        {(n, 1): n}, dict.fromkeys([n]), collections.Counter([n, 7, n]), dict(zip([n], "a")), {1, 7}.isdisjoint([n]),
+    )),
+    "hashes": lambda x, n: hashed(lambda: (x * hash((n, 2)), remembered((n, 3)), set(zip([n], [7])), {n} <= {7, 8})),
     "maths": lambda x, n: x / math.sqrt(n) + math.gcd(n, 4) + math.ceil(n / 4) + n**-0.5 + 2**n + round(n * 1.5),
     "bits": lambda x, n: x * (n & 1) + (n << 1) + (n >> 1) + (n | 8) + n.bit_length() + (~n) + hash(n),
     "divmod": lambda x, n: x * divmod(n, 4)[1] + n % 3 + float(n) + bool(n),

@@ -5,6 +5,7 @@ optimizers."""
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.utils import _ntuple, _pair
 
 from tests.capture.call.python_programs import PROGRAMS, made, program  # noqa: F401
 
@@ -36,6 +37,11 @@ def np_iinfo(x):
 @program()
 def np_finfo(x):
     return x + np.finfo(np.float32).eps
+
+
+@program()
+def pair_of_sizes(x):
+    return x.repeat(_ntuple(2)(3)) + _pair(2)[1]
 
 
 @program(array)

@@ -25,7 +25,7 @@ from fusewright.capture.border.effects import Effects, stamp
 from fusewright.capture.border.native import Trampoline, is_library, native, unwatched
 from fusewright.capture.border.values import array as arrays, cls as classes, function as functions, module as modules
 from fusewright.capture.border.values.constant import is_constant
-from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.border.values.symbolic import concrete, concrete_inside, is_concrete
 from fusewright.capture.call import (
     attention as call_attention,
     builtins as call_builtins,
@@ -209,10 +209,16 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
     if world.outside(fn) is None:
         return native(fn, *args, **kwargs)  # made inside: its cache is a part of this capture
-    values = (*args, *kwargs.values())
     library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
+    if not library:
+        args, kwargs = concrete_inside(args), concrete_inside(kwargs)
+    values = (*args, *kwargs.values())
     known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
-    if all(fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)):
+    # A body that is interpreted may keep a size in a tuple symbolic; a cache asks for its hash.
+    asked = is_concrete(values) and all(
+        fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)
+    )
+    if asked:
         # Its body may read what is not written yet.
         if not library and (world.written_dicts() or stamp(world.effects) != stamp(Effects())):
             raise GraphBreak("cached-function", f"{describe(fn)} after stores that it may read")

@@ -53,7 +53,7 @@ _NATIVE_MODULES = frozenset({
     "torch._jit_internal",
     "torch._ops", "torch.overrides", "torch._linalg_utils", "torch._lowrank", "torch._refs",
     "torch._decomp.decompositions", "torch._VF",
-    "torch.masked._ops", "torch.signal.windows.windows", "torch.nn.modules.utils", "torch.library",
+    "torch.masked._ops", "torch.signal.windows.windows", "torch.library",
     "torch._library.custom_ops",
 })  # fmt: skip
 _NATIVE_PACKAGES = ("torch._refs.", "torch._prims", "torch._decomp")

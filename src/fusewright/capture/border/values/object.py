@@ -78,11 +78,16 @@ def instance_dict(world: World, obj: object) -> Any:
         if not world.is_inside_class(kind):
             world.dict_kinds[kind] = facts
     shadowed, hooked = facts
-    namespace = _raw_dict(obj) if shadowed else object.__getattribute__(obj, "__dict__")
-    if record is None or record.real is not obj:
+    namespace = _namespace(obj, shadowed)
+    if record is None or (record.real is not obj and not issubclass(kind, tuple)):
         return namespace
+    namespace = namespace if record.real is obj else _namespace(record.real, shadowed)
     known = world.known_stand_in(namespace)
     return world.dict_stand_in(namespace, InstanceDict(record.source, hooked)) if known is None else known
+
+
+def _namespace(obj: object, shadowed: bool) -> Any:
+    return _raw_dict(obj) if shadowed else object.__getattribute__(obj, "__dict__")
 
 
 def _of_thread(world: World, obj: threading.local) -> Any:
@@ -291,8 +296,11 @@ _BINDERS = {
 
 
 def _is_outside(world: World, obj: object) -> bool:
-    """Whether a store to the object must wait: it was there before. Members of enumerations have no record."""
+    """Whether a store to the object must wait: it was there before. Members of enumerations have no record. A tuple
+    whose elements were loaded is another tuple than the one outside, and has no shadow."""
     kind = type(obj)
+    if issubclass(kind, tuple):
+        return world.outside(obj) is not None
     return world.is_raw(obj) or (issubclass(kind, enum.Enum) and not world.is_inside_class(kind))
 
 

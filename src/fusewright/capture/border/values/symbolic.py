@@ -53,7 +53,7 @@ def concrete_inside(value: Any, depth: int = 0) -> Any:
 def is_concrete(values: Any, depth: int = 0) -> bool:
     """Whether no element of a sequence, or of one in it, is symbolic."""
     return depth > 8 or all(
-        type(value) not in SYMBOLIC and (type(value) not in (list, tuple) or is_concrete(value, depth + 1))
+        type(value) not in SYMBOLIC and (type(value) not in (list, tuple, torch.Size) or is_concrete(value, depth + 1))
         for value in values
     )
 
