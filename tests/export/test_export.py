@@ -202,6 +202,10 @@ def test_shapes_by_tensor():
     program = fusewright.export(lambda x, y: x + y, (x, y), dynamic_shapes=more)
     z = torch.randn(9, 4)
     assert_same(program.module()(z, z), z + z)
+    with pytest.raises(fusewright.ProgramInputError, match=r"x\.size\(0\) == .*y\.size|y\.size\(0\) == x\.size"):
+        program.module()(z, z[:3])
+    with pytest.raises(fusewright.ExportError, match="needs"):  # a size that it was told to leave free
+        fusewright.export(lambda x: x + torch.ones(3, 4), (x,), dynamic_shapes=({0: Dim.DYNAMIC},))
 
 
 def _pair(x, y):
