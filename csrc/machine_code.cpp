@@ -5,6 +5,7 @@
 // Always holds: no page is ever writable and executable at once; every offset in the file is checked before it is followed; a file with
 // a relocation or a section that this loader does not know is refused (ValueError), never loaded in part.
 #include "native.h"
+#include "checksum.h"
 #include "object_code.h"
 
 #include <new>
@@ -104,6 +105,22 @@ PyTypeObject code_type = {
     PyVarObject_HEAD_INIT(nullptr, 0) "fusewright._native.MachineCode",
 };
 
+PyObject *checksum_of(PyObject *, PyObject *object) {
+    Py_buffer data;
+    if (PyObject_GetBuffer(object, &data, PyBUF_SIMPLE) < 0) return nullptr;
+    uint32_t found;
+    Py_BEGIN_ALLOW_THREADS
+    found = fw::crc32(static_cast<const uint8_t *>(data.buf), static_cast<size_t>(data.len));
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(found);
+}
+
+PyMethodDef functions_of_files[] = {
+    {"crc32", checksum_of, METH_O, "The CRC-32 of a buffer, as zip files have it."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 }  // namespace
 
 extern "C" int fw_machine_code_init(PyObject *module) {
@@ -114,7 +131,7 @@ extern "C" int fw_machine_code_init(PyObject *module) {
     type->tp_new = code_new;
     type->tp_dealloc = code_dealloc;
     type->tp_getset = code_fields;
-    if (PyType_Ready(type) < 0) return -1;
+    if (PyType_Ready(type) < 0 || PyModule_AddFunctions(module, functions_of_files) < 0) return -1;
     if (PyModule_AddObjectRef(module, "MachineCode", reinterpret_cast<PyObject *>(type)) < 0) return -1;
     return PyModule_AddObjectRef(module, "LOADS_OBJECTS", FW_LOADS_OBJECTS ? Py_True : Py_False);
 }

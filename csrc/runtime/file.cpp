@@ -1,5 +1,7 @@
 #include "file.h"
 
+#include "../checksum.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -95,34 +97,12 @@ Parts read_zip(Bytes file) {
         Bytes own_name = slice(file, place + 30, own, name);
         require(own == length && std::memcmp(own_name.data, name.data(), own) == 0, name + ": has another name in its header");
         Bytes content = slice(file, place + 30 + own + own_extra, plain, name);
-        require(crc32(content) == little(entry + 16, 4), name + ": its checksum differs: the file is damaged");
+        require(crc32(content.data, content.size) == little(entry + 16, 4), name + ": its checksum differs: the file is damaged");
         require(parts.emplace(name, content).second, name + ": there are two parts of this name");
         at += 46 + length + extra + comment;
     }
     require(at == directory.size, "the zip directory: is damaged");
     return parts;
-}
-
-uint32_t crc32(Bytes data) {
-    static const std::vector<uint32_t> table = [] {  // eight tables: eight bytes a step
-        std::vector<uint32_t> made(8 * 256);
-        for (uint32_t i = 0; i < 256; i++) {
-            uint32_t value = i;
-            for (int bit = 0; bit < 8; bit++) value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0);
-            made[i] = value;
-        }
-        for (uint32_t i = 256; i < 8 * 256; i++) made[i] = (made[i - 256] >> 8) ^ made[made[i - 256] & 255];
-        return made;
-    }();
-    uint32_t found = ~0u;
-    size_t i = 0;
-    for (; i + 8 <= data.size; i += 8) {
-        uint64_t word = little(data.data + i, 8) ^ found;
-        found = 0;
-        for (int k = 0; k < 8; k++) found ^= table[(7 - k) * 256 + ((word >> (8 * k)) & 255)];
-    }
-    for (; i < data.size; i++) found = table[(found ^ data.data[i]) & 255] ^ (found >> 8);
-    return ~found;
 }
 
 std::string sha256(Bytes data) {
@@ -409,7 +389,7 @@ Value read_plan(Bytes data) {
     require(data.size >= 10 && std::memcmp(data.data, "FWCP", 4) == 0, "is no call plan");
     require(little(data.data + 4, 2) == kForm, "a call plan of another form");
     Bytes body{data.data + 10, data.size - 10};
-    require(crc32(body) == little(data.data + 6, 4), "the call plan's checksum differs: the file is damaged");
+    require(crc32(body.data, body.size) == little(data.data + 6, 4), "the call plan's checksum differs: the file is damaged");
     return Plan(body).whole();
 }
 

@@ -41,7 +41,6 @@ class Mapping {
 using Parts = std::map<std::string, Bytes>;
 Parts read_zip(Bytes file);  // checks the checksum of each part
 std::string sha256(Bytes data);
-uint32_t crc32(Bytes data);
 
 // A value of JSON, or of a call plan.
 struct Value {

@@ -344,7 +344,7 @@ def aot(fw_compiler: Any, bw_compiler: Any = None, partition: Any = None) -> Any
     return aot_backend.aot(fw_compiler, bw_compiler, partition)
 
 
-def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> Any:
+def export(model: Any, args: Any = None, kwargs: Any = None, *, dynamic_shapes: Any = None) -> Any:
     """Captures `model` whole, as a program that can be saved, loaded and run elsewhere: an ExportedProgram.
 
     args, kwargs    example arguments; no value of theirs becomes part of the program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 
 import pytest
 import torch
@@ -188,6 +189,23 @@ def test_torchs_hints_and_forms():
     assert_same(module(*args), _pair(*args))
     with pytest.raises(fusewright.ProgramInputError, match="dimension 1 of x has size 5"):
         module(torch.randn(9, 5), args[1])
+
+
+def test_shapes_by_tensor():
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    shapes = torch.export.ShapesCollection()
+    shapes[x], shapes[y] = {0: Dim("batch", 1, 64)}, {0: Dim("batch", 1, 64)}
+    program = fusewright.export(lambda x, y: x + y, (x, y), dynamic_shapes=shapes)
+    assert program.range_constraints == {"batch": (1, 64)}
+    more = torch.export.AdditionalInputs()
+    more.add((torch.randn(5, 4), torch.randn(5, 4)))
+    program = fusewright.export(lambda x, y: x + y, (x, y), dynamic_shapes=more)
+    z = torch.randn(9, 4)
+    assert_same(program.module()(z, z), z + z)
+    with pytest.raises(fusewright.ProgramInputError, match=r"x\.size\(0\) == .*y\.size|y\.size\(0\) == x\.size"):
+        program.module()(z, z[:3])
+    with pytest.raises(fusewright.ExportError, match="needs"):  # a size that it was told to leave free
+        fusewright.export(lambda x: x + torch.ones(3, 4), (x,), dynamic_shapes=({0: Dim.DYNAMIC},))
 
 
 def _pair(x, y):
@@ -377,7 +395,7 @@ def test_constants_and_views_of_weights_are_part_of_the_program():
 def test_torchs_own_program_goes_in_and_comes_out():
     model, batch = mlp(), torch.export.Dim("batch", min=1, max=256)
     theirs = torch.export.export(model, (torch.randn(4, 4),), dynamic_shapes=({0: batch},))
-    program = fusewright.export(theirs, ())
+    program = fusewright.export(theirs)
     assert list(program.range_constraints.values()) == [(1, 256)]
     x = torch.randn(9, 4)
     assert_same(program.module()(x), model(x))
@@ -389,12 +407,18 @@ def test_torchs_own_program_goes_in_and_comes_out():
     assert (int(bounds.lower), int(bounds.upper)) == (2, 256)
 
 
-def test_operators_are_decomposed_by_a_table():
+@pytest.mark.parametrize("loaded", [False, True])
+def test_operators_are_decomposed_by_a_table(loaded):
     model = mlp()
     program = fusewright.export(model, (torch.randn(1, 4),), dynamic_shapes=({0: Dim("batch", max=256)},))
+    if loaded:
+        file = io.BytesIO()
+        fusewright.save(program, file)
+        program = fusewright.load(file.getvalue())
     made = program.run_decompositions({torch.ops.aten.addmm.default: lambda bias, x, weight: x @ weight + bias})
     assert "= aten.addmm" in str(program) and "= aten.addmm" not in str(made) and "aten.mm.default" in str(made)
     assert made.range_constraints == {"batch": (1, 256)}
+    assert made.graph_signature.user_inputs == program.graph_signature.user_inputs
     for size in (1, 5):
         x = torch.randn(size, 4)
         assert_same(made.module()(x), model(x))

@@ -238,7 +238,7 @@ def _header(edit):
         (_signature(lambda s: s.update(format=99)), "format 99"),
         (_signature(lambda s: s["inputs"].pop()), "inputs do not fit"),
         (_signature(lambda s: s["inputs"][0].update(target="nothing")), "no parameter"),
-        (_signature(lambda s: s["outputs"].pop()), "outputs do not fit"),
+        (_signature(lambda s: s["outputs"].pop()), "signature.json: 0 is no place of 0"),
         (_signature(lambda s: s["results"][0].update(target=7)), "no place"),
         (_signature(lambda s: s["leaves"][0].update(shape=["s9", 4])), "size is damaged"),
         (_signature(lambda s: s.update(takes=None)), "signature.json"),

@@ -18,12 +18,12 @@ import os
 import stat
 import struct
 import zipfile
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fusewright import _native
 from fusewright.base.errors import ExportError, ProgramFileError
 from fusewright.exporting.program import FIELDS, RELATIONS, SIZE_OPERATORS, ExportedProgram, Signature
 from fusewright.exporting.spec import from_container
@@ -194,19 +194,27 @@ def read_weights(parts: dict[str, memoryview]) -> dict[str, torch.Tensor]:
 
 
 def read_program(
-    parts: dict[str, memoryview], tensors: dict[str, torch.Tensor], made: dict[str, Any]
+    parts: dict[str, memoryview], tensors: dict[str, torch.Tensor], made: dict[str, Any], lazily: bool = False
 ) -> ExportedProgram:
     """The program of a graph and a signature over stored tensors. `made`: the weights that exist already, by their
-    records, which this adds to: programs of one file share theirs."""
+    records, which this adds to: programs of one file share theirs. lazily: the graph is read when it is first asked
+    for, and checked then."""
     header = guarded(SIGNATURE, lambda: read_json(bytes(parts[SIGNATURE])))
     if header.get("format") != VERSION:
         raise ProgramFileError(f"{SIGNATURE}: format {header.get('format')!r:.40}; this version reads {VERSION}")
-    graph = guarded(GRAPH, lambda: parse(bytes(parts[GRAPH]).decode()))
     state, constants = guarded(SIGNATURE, lambda: _weights(header["weights"], tensors, made))
     signature = Signature(**{name: header.get(name) for name in FIELDS})
     specs = guarded(SIGNATURE, lambda: (from_container(signature.takes), from_container(signature.gives)))
+
+    def graph() -> torch.fx.Graph:
+        found: torch.fx.Graph = guarded(GRAPH, lambda: parse(bytes(parts[GRAPH]).decode()))
+        guarded(SIGNATURE, lambda: _check_graph(signature, found))
+        return found
+
     program = ExportedProgram(graph, signature, state, constants, specs)
     guarded(SIGNATURE, lambda: _check(program))
+    if not lazily:
+        guarded(SIGNATURE, program.module)  # reads the graph; the names of the weights are names of a module's
     return program
 
 
@@ -245,7 +253,7 @@ def _parts(opened: Any, data: Any, known: Callable[[str], bool]) -> dict[str, me
             start += _LOCAL_HEADER + long + extra
             require(start + entry.file_size <= len(whole), f"{name}: ends behind the end of the file")
             found[name] = whole[start : start + entry.file_size]
-            require(zlib.crc32(found[name]) == entry.CRC, f"{name}: its checksum differs: the file is damaged")
+            require(_native.crc32(found[name]) == entry.CRC, f"{name}: its checksum differs: the file is damaged")
     return found
 
 
@@ -354,7 +362,7 @@ def _check(program: ExportedProgram) -> None:
         require(fact["op"] in RELATIONS and type(fact["where"]) is str, f"{SIGNATURE}: a constraint is damaged")
         _check_size(fact["left"], signature)
         _check_size(fact["right"], signature)
-    _check_graph(program)
+    _check_records(program)
 
 
 def _check_leaf(leaf: Any, signature: Signature) -> None:
@@ -388,12 +396,18 @@ def _place(value: Any, count: int) -> int:
     return value
 
 
-def _check_graph(program: ExportedProgram) -> None:
-    signature, graph = program.graph_signature, program.graph
+def _check_graph(signature: Signature, graph: torch.fx.Graph) -> None:
     placeholders = len(graph.find_nodes(op="placeholder"))
     require(placeholders == len(signature.inputs), f"{SIGNATURE}: inputs do not fit the graph's")
     first = [node.op for node in graph.nodes][:placeholders]
     require(set(first) <= {"placeholder"}, f"{GRAPH}: an input stands behind an operator")
+    (output,) = graph.find_nodes(op="output")
+    returned = output.args[0]
+    require(isinstance(returned, tuple) and len(returned) == len(signature.outputs), f"{SIGNATURE}: outputs do not fit")
+
+
+def _check_records(program: ExportedProgram) -> None:
+    signature = program.graph_signature
     known = {"parameter": program.state, "buffer": program.state, "state": program.state, "constant": program.constants}
     tensors = [place for place, leaf in enumerate(signature.leaves) if leaf["kind"] == "tensor"]
 
@@ -407,9 +421,6 @@ def _check_graph(program: ExportedProgram) -> None:
 
     for record in signature.inputs:
         target(record, ("parameter", "buffer", "constant", "user"))
-    (output,) = graph.find_nodes(op="output")
-    returned = output.args[0]
-    require(isinstance(returned, tuple) and len(returned) == len(signature.outputs), f"{SIGNATURE}: outputs do not fit")
     results = 0
     for record in signature.outputs:
         if record["kind"] == "user":
@@ -426,4 +437,3 @@ def _check_graph(program: ExportedProgram) -> None:
             require(type(record["target"]) in (bool, int, float, str, type(None)), f"{SIGNATURE}: a value is damaged")
     for name, value in signature.buffers.items():
         require(name in program.state and type(value) is bool, f"{SIGNATURE}: buffer {name!r:.80} is missing")
-    program.module()  # the names of the weights are names of a module's

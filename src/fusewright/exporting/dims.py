@@ -38,7 +38,7 @@ class Dim:
     DYNAMIC: ClassVar[Hint] = Hint("DYNAMIC")
     STATIC: ClassVar[Hint] = Hint("STATIC")
 
-    def __init__(self, name: str, *, min: int = 1, max: int | None = None) -> None:
+    def __init__(self, name: str, min: int = 1, max: int | None = None) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ExportError(f"Dim takes a name that is an identifier, got {name!r}")
         if type(min) is not int or min < 0 or (max is not None and (type(max) is not int or max < min)):
@@ -81,8 +81,6 @@ def declared(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, positions: Mapping[int, int]
 ) -> Declared:
     """(leaf, dimension) → its size, for those that may change. `positions`: id of a tensor → its leaf."""
-    if hasattr(shapes, "dynamic_shapes"):  # torch.export.ShapesCollection
-        shapes = shapes.dynamic_shapes(model, args, kwargs)
     if shapes is None:
         return {}
     bound = bound_arguments(model, args, kwargs)

@@ -90,7 +90,7 @@ def load_package(file: Any, verify_key: Any, target: str | None) -> Package:
         own = {part: parts.get(f"{name}/{part}") for part in (GRAPH, SIGNATURE)}
         for part, data in own.items():
             require(data is not None, f"{name}/{part}: is missing")
-        programs[name] = read_program(own, tensors, made)  # type: ignore[arg-type]
+        programs[name] = read_program(own, tensors, made, lazily=True)  # type: ignore[arg-type]
     needs = guarded(MANIFEST, lambda: _needs(manifest))
     chosen = _chosen(needs, manifest.get("made_with"), target)
     if chosen is None:
@@ -299,7 +299,6 @@ class EntryPoint:
 
     def __init__(self, program: ExportedProgram, versions: Sequence[Version], target: str) -> None:
         self.program, self.versions, self.target = program, versions, target
-        self.module: ProgramModule = program.module()
         self.spec: pytree.TreeSpec = program.in_spec
         self.known = Known.of(program.graph_signature, {"state": program.state, "constant": program.constants})
         self.graphs = [_native_plan(version) for version in versions]
@@ -320,6 +319,11 @@ class EntryPoint:
                 conditions = Conditions(self.known, version, walk.sources)
                 guards = build_program((*walk.guards, *conditions.guards()), conditions.inputs())
                 self.call.append(_native.Entry(guards, graph, self.finish(version, walk.paths)))
+
+    @functools.cached_property
+    def module(self) -> ProgramModule:
+        """What runs operator by operator; read from the file when a call first needs it."""
+        return self.program.module()
 
     @functools.cached_property
     def flat(self) -> list[tuple[Any, Any, Any]]:

@@ -16,7 +16,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fusewright.base.errors import ExportError, ProgramInputError
+from fusewright.base.errors import ProgramInputError
 from fusewright.base.records import dataclass, field
 from fusewright.exporting.text import program_text
 
@@ -148,18 +148,24 @@ class ExportedProgram:
 
     def __init__(
         self,
-        graph: torch.fx.Graph,
+        graph: torch.fx.Graph | Callable[[], torch.fx.Graph],
         signature: Signature,
         state: dict[str, torch.Tensor],
         constants: dict[str, torch.Tensor],
         specs: tuple[pytree.TreeSpec, pytree.TreeSpec],
     ) -> None:
-        self.graph, self.graph_signature = graph, signature
+        self._graph, self.graph_signature = graph, signature
         self.state, self.constants = state, constants
         self.in_spec, self.out_spec = specs
         self.example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.dynamic_shapes: Any = None
-        self.decompose: Callable[..., ExportedProgram] | None = None  # given by the export, which this file is below
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The operators; read from the program's package where it comes from one, when it is first asked for."""
+        if not isinstance(self._graph, torch.fx.Graph):
+            self._graph = self._graph()
+        return self._graph
 
     @property
     def range_constraints(self) -> dict[str, tuple[int, int | None]]:
@@ -190,15 +196,14 @@ class ExportedProgram:
 
     def run_decompositions(self, table: dict[Any, Callable[..., Any]] | None = None) -> ExportedProgram:
         """The program with operators written as others: `table` has a function for each (operator, an OpOverload); by
-        default none is. Raises ExportError for a program that was loaded: it has no examples to be captured with."""
-        if self.decompose is None:
-            raise ExportError("a program that was loaded has no example inputs, which decomposing it needs")
+        default none is."""
         functions = table or {}
-        return self.decompose(self, lambda node: functions.get(node.target, node.target))
+        tracing = importlib.import_module("fusewright.exporting.trace")  # lazy: brings the compiler
+        made: ExportedProgram = tracing.decomposed(self, lambda node: functions.get(node.target, node.target))
+        return made
 
     def to_torch(self) -> Any:
-        """The program as a torch.export.ExportedProgram, made by PyTorch's exporter; sizes that may change stay so.
-        Raises ExportError for a program that was loaded."""
+        """The program as a torch.export.ExportedProgram, made by PyTorch's exporter; sizes that may change stay so."""
         return importlib.import_module("fusewright.exporting.torch_programs").to_torch(self)
 
     def __str__(self) -> str:

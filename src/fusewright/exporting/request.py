@@ -33,6 +33,8 @@ class Request:
 
 
 def request_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, flat: Any) -> Request:
+    if hasattr(shapes, "dynamic_shapes"):  # torch.export.ShapesCollection, which knows tensors by identity
+        shapes = shapes.dynamic_shapes(model, args, kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     # One tensor in two places is two inputs.
     apart = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

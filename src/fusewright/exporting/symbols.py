@@ -75,7 +75,8 @@ def symbols_of(request: Request, captured: Captured) -> Symbols:
         if nothing.known(Relation(fact.op, substitute(fact.left, larger), substitute(fact.right, larger))):
             made.ones |= names
             continue
-        if named or any(_is_dynamic(request, made, one) for one in names):
+        fixes = fact.op == "==" and len(names) == 1
+        if named or (fixes and any(_is_dynamic(request, made, one) for one in names)):
             raise ExportError(_narrowed(request, made, fact, where))
         made.facts.append((fact, where))
     return made

@@ -53,7 +53,7 @@ def _dim(size: Any, bounds: dict[str, tuple[int, Any]]) -> Dim | Hint:
 
 def to_torch(program: ExportedProgram) -> Any:
     """PyTorch's exported program of ours, by PyTorch's exporter."""
-    args, kwargs = _examples(program)
+    args, kwargs = examples_of(program)
     exporter = importlib.import_module("torch.export")
     dims = _torch_shapes(program, exporter.Dim)
     shapes = pytree.tree_unflatten(dims, program.in_spec)
@@ -63,8 +63,8 @@ def to_torch(program: ExportedProgram) -> Any:
     return exporter.export(module, args, kwargs, dynamic_shapes=named if any(dims) else None, strict=False)
 
 
-def _examples(program: ExportedProgram) -> Any:
-    """(args, kwargs) for PyTorch's exporter, which would fix a size of 1: the program's own, and zeros in place of
+def examples_of(program: ExportedProgram) -> Any:
+    """(args, kwargs) for an exporter that would fix a size of 1, as PyTorch's: the program's own, and zeros in place of
     tensors that have such a size, and of all where the program was loaded."""
     signature = program.graph_signature
     own = [] if program.example_inputs is None else pytree.tree_leaves(program.example_inputs)

@@ -26,7 +26,7 @@ from fusewright.exporting.program import ExportedProgram, Signature
 from fusewright.exporting.request import Request, memory_order, request_of, stand_in
 from fusewright.exporting.spec import container
 from fusewright.exporting.symbols import Captured, Symbols, line_of, symbols_of, unread_root
-from fusewright.exporting.torch_programs import is_torch_program, parts_of
+from fusewright.exporting.torch_programs import examples_of, is_torch_program, parts_of
 from fusewright.graph.builder import env_of
 from fusewright.graph.passes import run_passes
 from fusewright.graph.passes.clean.dce import dce
@@ -55,7 +55,10 @@ def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = N
     if is_torch_program(model):
         model, args, kwargs, flat = parts_of(model)
     if not isinstance(args, (tuple, list)):
-        raise ExportError(f"export takes the example arguments as a tuple, got {type(args).__name__}")
+        raise ExportError(
+            "export takes the example arguments as a tuple, "
+            + ("and none were given" if args is None else f"got {type(args).__name__}")
+        )
     if not callable(model):
         raise ExportError(f"export takes an nn.Module or a function, got {type(model).__name__}")
     return _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes, flat)
@@ -72,23 +75,23 @@ def _export(
         built = _Building(request, captured, symbols)
         program = built.program()
         _check_ones(request, captured, symbols, program)
-    program.decompose = decomposed
     program.example_inputs, program.dynamic_shapes = (args, kwargs), dynamic_shapes
     return program
 
 
 def decomposed(program: ExportedProgram, function_of: Callable[[torch.fx.Node], Callable[..., Any]]) -> ExportedProgram:
     """The same program, each of its operators computed by `function_of` its node."""
-    if program.example_inputs is None:
-        raise ExportError("a program that was loaded has no example inputs, which decomposing it needs")
     module = program.module()
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     steps = zip(nodes, module.fusewright_steps, strict=True)
     module.fusewright_steps = [(function_of(node), given, named) for node, (_, given, named) in steps]
     module.fusewright_checks = False
-    args, kwargs = program.example_inputs
+    args, kwargs = examples_of(program) if program.example_inputs is None else program.example_inputs
     dims = sizes_again(program)
-    return _export(module, args, kwargs, None, dims)
+    made = _export(module, args, kwargs, None, dims)
+    for record, own in zip(made.graph_signature.leaves, program.graph_signature.leaves, strict=True):
+        record["name"] = own["name"]  # the module's arguments have no names
+    return made
 
 
 def sizes_again(program: ExportedProgram, every: bool = False) -> list[dict[int, Dim | Hint]]:
