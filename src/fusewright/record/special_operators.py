@@ -259,7 +259,11 @@ def _in_formula(
     return scaled
 
 
-_COLLECTIVES = {torch.ops._c10d_functional.wait_tensor.default: _wait} if torch.distributed.is_available() else {}
+_COLLECTIVES = {
+    getattr(getattr(torch.ops, NAMESPACE), name).default: _wait
+    for name in ("wait_tensor", "_wrap_tensor_autograd")
+    if torch.distributed.is_available() and hasattr(getattr(torch.ops, NAMESPACE), name)
+}
 
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,

@@ -47,8 +47,8 @@ class Wrapped:
 
 
 def is_wrapper(real: object) -> bool:
-    """Whether the tensor is made of others, by the contract. PyTorch's own such classes (nested, distributed) have
-    symbolic sizes and collectives of their own; they are not taken."""
+    """Whether the tensor is made of others, by the contract. Of PyTorch's own such classes DTensor is taken;
+    nested tensors have symbolic sizes of their own."""
     kind = type(real)
     if kind is TracedTensor or kind in PLAIN or not issubclass(kind, torch.Tensor):
         return False
@@ -56,7 +56,7 @@ def is_wrapper(real: object) -> bool:
 
 
 def of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.")
+    return kind.__module__.startswith("torch.") and not apart.is_distributed(kind)
 
 
 def has_parts(kind: Any) -> bool:
@@ -170,11 +170,13 @@ def leaving(world: World, value: Any) -> Leaving:
         return Leaving(parts, layout, functools.partial(apart.without_history, form))
     if value.is_leaf or value._is_view():
         raise GraphBreak(CODE, f"{what} is a leaf or a view with a history")
-    form.gradient = own
-    with torch.no_grad():
-        natural = [world.recorder.call(fn, (value.detach(),)) for fn in (torch.ones_like, torch.sum)]
-    if any(apart.makeup(one) != own for one in natural):
-        raise GraphBreak(CODE, f"{what} has a history, and its gradient may be of another class or context")
+    form.gradient = apart.of_gradients(own)
+    if form.gradient is None:
+        form.gradient = own
+        with torch.no_grad():
+            natural = [world.recorder.call(fn, (value.detach(),)) for fn in (torch.ones_like, torch.sum)]
+        if any(apart.makeup(one) != own for one in natural):
+            raise GraphBreak(CODE, f"{what} has a history, and its gradient may be of another class or context")
     with torch.enable_grad():
         parts = [*world.recorder.call(Apart.apply, (form, False, value))]  # type: ignore[misc]
     world.recorder.wrapped = True
