@@ -35,6 +35,8 @@ class Makeup:
 
     def make(self, parts: Parts, size: Any, stride: Any) -> torch.Tensor:
         assert self.kind is not None
+        if is_distributed(self.kind):
+            return _distributed(self, parts[0], size, stride)
         inner = dict(zip(self.names, parts, strict=True)) | dict(self.others)
         kind: Any = self.kind
         return kind.__tensor_unflatten__(inner, self.context, size, stride)  # type: ignore[no-any-return]
@@ -47,18 +49,29 @@ def makeup(tensor: Any) -> Makeup:
     """Of a wrapper or of a plain tensor; the context is the tensor's own object."""
     if not is_traceable_wrapper_subclass(tensor):
         return PLAIN
-    names, context = tensor.__tensor_flatten__()
     kind = type(tensor)
-    if is_distributed(kind):  # what the tensor says itself: its shape and stride, whether it requires a gradient
-        placements, meta, *more, _ = context
-        context = (placements, meta._replace(shape=torch.Size(()), stride=()), *more, False)
+    if is_distributed(kind):
+        spec = tensor._spec
+        context = (spec.placements, spec.tensor_meta.dtype, spec.shard_order)
+        return Makeup(kind, ("_local_tensor",), context, (("device_mesh", spec.mesh),))
+    names, context = tensor.__tensor_flatten__()
     parts = tuple(name for name in names if isinstance(getattr(tensor, name), torch.Tensor))
     others = tuple((name, getattr(tensor, name)) for name in names if name not in parts)
     return Makeup(kind, parts, context, others)
 
 
+def _distributed(own: Makeup, part: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
+    placements, dtype, order = own.context
+    module: Any = sys.modules["torch.distributed.tensor._dtensor_spec"]
+    meta = module.TensorMeta(torch.Size(size), tuple(stride), dtype)
+    spec = module.DTensorSpec(dict(own.others)["device_mesh"], placements, tensor_meta=meta, shard_order=order)
+    kind: Any = own.kind
+    return kind(part, spec, requires_grad=False)  # type: ignore[no-any-return]
+
+
 def is_distributed(kind: type) -> bool:
-    """Whether it is PyTorch's DTensor. Its own code runs in C++, which asks no `__torch_dispatch__`."""
+    """Whether it is PyTorch's DTensor. Its own code runs in C++, which asks no `__torch_dispatch__`; what its
+    `__tensor_flatten__` gives differs from one PyTorch to the next, so its specification is read instead."""
     return kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed.tensor")
 
 

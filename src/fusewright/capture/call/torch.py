@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import context, module as modules, tensor as tensors
@@ -244,6 +244,8 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
     if name in _SETTERS or name in _OF_PROCESS:
         if name == "_set_grad_enabled" and args[0]:
             tracer.world.requires_grad_matters = True
+            if tracer.world.without_history:
+                raise Retry(no_gradients=False)
         tracer.world.settings_changed |= name in _OF_PROCESS
         # At torch level the settings are nodes of the graph; at ATen level their effect is in what is recorded.
         return (
