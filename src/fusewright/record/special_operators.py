@@ -203,6 +203,9 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
         return recorder.waited[tensor.node]
     if tensor.is_input:
         raise GraphBreak("distributed-call", "a wait for a collective that began before the graph")
+    if tensor._base is not None:  # a view shares its memory
+        _wait(recorder, (tensor._base,), kwargs)
+        return tensor
     node: Any = tensor.node.args[0] if tensor.node.target is operator.getitem else tensor.node
     if getattr(node.target, "namespace", "") != NAMESPACE:
         return tensor
