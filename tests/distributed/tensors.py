@@ -89,7 +89,7 @@ def normalised(mesh: DeviceMesh, x: Tensor) -> Any:
 def looked_up(mesh: DeviceMesh, x: Tensor) -> Any:
     """A table whose rows are cut: what other processes hold is masked, then summed."""
     table = local(mesh, x, Shard(0))
-    index = local(mesh, torch.arange(4), Replicate())
+    index = local(mesh, torch.arange(4, device=x.device), Replicate())
     return F.embedding(index, table).redistribute(placements=[Replicate()]).to_local()
 
 
