@@ -109,14 +109,15 @@ def exchanged_unevenly(x: Tensor) -> Tensor:
 
 
 def over_a_mesh(x: Tensor) -> Tensor:
-    y = x * mesh().size() + mesh().get_local_rank()
-    dist.all_reduce(y, group=mesh().get_group())
-    return y + funcol.all_reduce(x, "sum", mesh()) + funcol.all_reduce(x, "max", (mesh(), 0)) * world.WORLD.rank()
+    over = mesh(x.device.type)
+    y = x * over.size() + over.get_local_rank()
+    dist.all_reduce(y, group=over.get_group())
+    return y + funcol.all_reduce(x, "sum", over) + funcol.all_reduce(x, "max", (over, 0)) * world.WORLD.rank()
 
 
 @functools.cache
-def mesh() -> Any:
-    return dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+def mesh(kind: str) -> Any:
+    return dist.device_mesh.init_device_mesh(kind, (dist.get_world_size(),))
 
 
 CALLS: dict[str, Callable[[Tensor], Any]] = {

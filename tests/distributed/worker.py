@@ -1,5 +1,5 @@
-"""One of several gloo processes: every check of this folder, in one process group. Run as a script: rank, world size,
-store's file, report's file.
+"""One of several processes: every check of this folder, in one process group. Run as a script: rank, world size,
+store's file, report's file; and a part of the names of the checks to run, and "cuda" for NCCL.
 
 What the compiled form gives must equal what the eager form gives, on every rank.
 """
@@ -16,20 +16,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.device_mesh
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import fusewright
 from fusewright.base.errors import InternalErrorWarning
-from fusewright.base.events import STREAM, Captured, Compiled, Skipped
+from fusewright.base.events import STREAM, Captured, Compiled, FellBack, Skipped
 from fusewright.graph.collectives import is_collective
 from tests.distributed.calls import CALLS
 from tests.distributed.models import MODELS
+from tests.distributed.tensors import PROGRAMS, Program
 
 BACKENDS = ("native", "eager", "aot_eager")
+device = torch.device("cpu")
 
 
-def batch(step: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * dist.get_rank() + step))
+def batch(step: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * dist.get_rank() + step)
+    return torch.randn(*shape, generator=generator, dtype=dtype).to(device)
 
 
 def same(value: Any) -> Any:
@@ -45,10 +50,55 @@ def check_call(program: Callable[[Tensor], Any], backend: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def check_tensors(program: Program, backend: str, trains: bool) -> None:
+    """Gradients go through plain tensors and DTensors; sizes change."""
+    mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
+    compiled = fusewright.compile(program, backend=backend, fullgraph=True)
+    events: list[Any] = []
+    for step, rows in enumerate((4, 4, 6, 8) if trains else (4, 6)):
+        ours, theirs = (batch(step, rows, 3, dtype=torch.float64).requires_grad_(trains) for _ in "12")
+        with STREAM.listening(events.append):
+            found = compiled(mesh, ours)
+        expected = program(mesh, theirs)
+        compare(found, expected)
+        if trains and with_gradients(expected):
+            for made in (found, expected):
+                sum(whole(one).square().sum() for one in with_gradients(made)).backward()  # type: ignore[union-attr]
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    assert not [event for event in events if isinstance(event, (Skipped, FellBack))]
+
+
+def compare(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(ours, (list, tuple)) and not isinstance(ours, torch.Size):
+        assert len(ours) == len(theirs)
+        for pair in zip(ours, theirs):
+            compare(*pair)
+    elif isinstance(ours, Tensor):
+        assert ours.requires_grad == theirs.requires_grad
+        if isinstance(ours, DTensor):
+            facts = [(one.placements, one.device_mesh, one.shape, one.stride()) for one in (ours, theirs)]
+            assert facts[0] == facts[1]
+            ours, theirs = ours.to_local(), theirs.to_local()
+        torch.testing.assert_close(ours, theirs)
+    else:
+        assert ours == theirs
+
+
+def with_gradients(value: Any) -> list[Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [one for part in value for one in with_gradients(part)]
+    return [value] if isinstance(value, Tensor) and value.requires_grad else []
+
+
+def whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # type: ignore[no-any-return]
+
+
 def check_model(make: Callable[[Callable[[Any], Any], Callable[[Any], Any]], list[Tensor]], form: str) -> None:
-    whole = functools.partial(fusewright.compile, fullgraph=True)  # a break is an error
+    unbroken = functools.partial(fusewright.compile, fullgraph=True)  # a break is an error
     forms = {"eager": (same, same), "inside": (fusewright.compile, same), "outside": (same, fusewright.compile)}
-    forms["whole"] = (same, whole)
+    forms["whole"] = (same, unbroken)
     expected = make(*forms["eager"])
     events: list[Any] = []
     with STREAM.listening(events.append):
@@ -73,17 +123,26 @@ def run(report: dict[str, str], name: str, check: Callable[..., None], *args: An
     fusewright.reset()
 
 
-def main(rank: int, size: int, store: str, out: str, only: str = "") -> None:
+def main(rank: int, size: int, store: str, out: str, only: str = "", kind: str = "cpu") -> None:
+    global device
     warnings.simplefilter("error", InternalErrorWarning)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    through = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(through, store=dist.FileStore(store, size), rank=rank, world_size=size)
     report: dict[str, str] = {}
     for name, program in CALLS.items():
         for backend in BACKENDS if size == 2 else BACKENDS[:1]:
             if only in f"{name} {backend}":
                 run(report, f"{name} {backend}", check_call, program, backend)
+    for name, tensors in PROGRAMS.items():
+        for backend in BACKENDS if size == 2 else BACKENDS[:1]:
+            if only in f"{name} {backend}":
+                run(report, f"{name} {backend}", check_tensors, tensors, backend, backend == "native")
     for name, (make, form, sizes) in MODELS.items():
-        if size in sizes and only in name:
+        if size in sizes and only in name and kind == "cpu":
             run(report, name, check_model, make, form)
     dist.barrier()
     dist.destroy_process_group()

@@ -31,6 +31,7 @@ from fusewright.codegen.llvm.checked import Checks
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.graph import passes, repeated_layers as bodies
 from fusewright.graph.builder import env_of
+from fusewright.graph.collectives import is_collective
 from fusewright.graph.freezing import Prepacking
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.printer import print_graph
@@ -123,6 +124,10 @@ GRAPH_STAGES: list[GraphStage] = [
 """What is done to a captured graph before it is lowered (a joint graph: before it is cut), in this order."""
 BACKWARD_STAGES: list[GraphStage] = [GraphStage("backward operators", passes.BACKWARD, _always)]
 """What is done to a backward half, or a part of it."""
+LAST_STAGES: list[GraphStage] = [
+    GraphStage("overlap", passes.OVERLAP, lambda t, graph: any(map(is_collective, graph.nodes)))
+]
+"""What is done to each graph just before it is lowered."""
 
 
 def optimise(
@@ -383,6 +388,7 @@ def _scheduled(
     graph: torch.fx.Graph, to_compile: GraphToCompile, half: Literal["", "forward", "backward"]
 ) -> Selection:
     """The graph as fused kernels and library calls in order."""
+    graph = optimise(to_compile, graph, LAST_STAGES)
     env = env_of(graph)
     options = ScheduleOptions(
         fusion=to_compile.settings["fusion"],

@@ -43,12 +43,16 @@ def described(operator: str, dtype: str, shapes: Iterable[Iterable[object]], con
 
 def is_collective(node: torch.fx.Node) -> bool:
     """Whether other processes take part in the node."""
-    target = node.target
-    return (
-        isinstance(target, (OpOverload, OpOverloadPacket))
-        and str(target).startswith(f"{NAMESPACE}.")
-        and not str(target).startswith(f"{NAMESPACE}.wait_tensor")
-    )
+    return _is_of_namespace(node) and not is_wait(node)
+
+
+def is_wait(node: torch.fx.Node) -> bool:
+    """Whether the node waits for a collective."""
+    return _is_of_namespace(node) and str(node.target).startswith(f"{NAMESPACE}.wait_tensor")
+
+
+def _is_of_namespace(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, (OpOverload, OpOverloadPacket)) and str(node.target).startswith(f"{NAMESPACE}.")
 
 
 def collectives_of(graph: torch.fx.Graph) -> Iterator[Collective]:

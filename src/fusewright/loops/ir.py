@@ -290,7 +290,8 @@ class Extern:
     placement "out": `target` is called in its out= form and writes into buffers that the memory plan places;
     "returned": the operator allocates its results. mutates: buffers written in place (e.g. a random generator's none,
     index_put_'s one). ordered: must keep its order among other ordered externs (random numbers, side effects). skinny:
-    what its operands are besides, see there.
+    what its operands are besides, see there. keeps: what must stay as it is until then, though it is not read (what a
+    collective reads while it is under way).
     """
 
     name: str
@@ -303,6 +304,7 @@ class Extern:
     ordered: bool = False
     locations: tuple[Location, ...] = ()
     skinny: SkinnyGemm | None = None
+    keeps: tuple[BufferRef, ...] = ()
 
 
 Operation = Pointwise | Reduction | Scan | Extern

@@ -409,6 +409,8 @@ class Parser:
             self.expect("rows:")
             target = self.target()
             notes["skinny"] = ir.SkinnyGemm(most, target, tuple(self.several(self.argument, r"\)")))
+        elif self.accept(r"keeps\b"):
+            notes["keeps"] = (*notes.get("keeps", ()), self.argument())
         elif self.accept(r"writes\b"):
             notes["mutates"] = (*notes.get("mutates", ()), self.name())
         elif self.expect(r"(?:out|ordered)\b") == "out":

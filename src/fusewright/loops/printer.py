@@ -250,6 +250,7 @@ def _extern(operation: Extern) -> list[str]:
         if holds
     ]
     notes += [f"writes {name}" for name in operation.mutates]
+    notes += [f"keeps {print_argument(one)}" for one in operation.keeps]
     if operation.skinny is not None:
         given = ", ".join(print_argument(arg) for arg in operation.skinny.args)
         notes.append(f"up to {operation.skinny.most} rows: {operation.skinny.target}({given})")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,15 +25,19 @@ Parts = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Makeup:
-    """What a wrapper is besides its parts and its size. kind None: a plain tensor."""
+    """What a wrapper is besides its parts and its size. kind None: a plain tensor; others: the parts that are no
+    tensors, by name (a DTensor's mesh)."""
 
     kind: type | None
     names: tuple[str, ...] = ()
     context: Any = None
+    others: tuple[tuple[str, Any], ...] = ()
 
     def make(self, parts: Parts, size: Any, stride: Any) -> torch.Tensor:
         assert self.kind is not None
-        inner = dict(zip(self.names, parts, strict=True))
+        if is_distributed(self.kind):
+            return _distributed(self, parts[0], size, stride)
+        inner = dict(zip(self.names, parts, strict=True)) | dict(self.others)
         kind: Any = self.kind
         return kind.__tensor_unflatten__(inner, self.context, size, stride)  # type: ignore[no-any-return]
 
@@ -44,16 +49,51 @@ def makeup(tensor: Any) -> Makeup:
     """Of a wrapper or of a plain tensor; the context is the tensor's own object."""
     if not is_traceable_wrapper_subclass(tensor):
         return PLAIN
+    kind = type(tensor)
+    if is_distributed(kind):
+        spec = tensor._spec
+        context = (spec.placements, spec.tensor_meta.dtype, spec.shard_order)
+        return Makeup(kind, ("_local_tensor",), context, (("device_mesh", spec.mesh),))
     names, context = tensor.__tensor_flatten__()
-    return Makeup(type(tensor), tuple(names), context)
+    parts = tuple(name for name in names if isinstance(getattr(tensor, name), torch.Tensor))
+    others = tuple((name, getattr(tensor, name)) for name in names if name not in parts)
+    return Makeup(kind, parts, context, others)
+
+
+def _distributed(own: Makeup, part: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
+    placements, dtype, order = own.context
+    module: Any = sys.modules["torch.distributed.tensor._dtensor_spec"]
+    meta = module.TensorMeta(torch.Size(size), tuple(stride), dtype)
+    spec = module.DTensorSpec(dict(own.others)["device_mesh"], placements, tensor_meta=meta, shard_order=order)
+    kind: Any = own.kind
+    return kind(part, spec, requires_grad=False)  # type: ignore[no-any-return]
+
+
+def is_distributed(kind: type) -> bool:
+    """Whether it is PyTorch's DTensor. Its own code runs in C++, which asks no `__torch_dispatch__`; what its
+    `__tensor_flatten__` gives differs from one PyTorch to the next, so its specification is read instead."""
+    return kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed.tensor")
+
+
+def of_gradients(own: Makeup) -> Makeup | None:
+    """What each gradient of a DTensor is brought to: its own placements, but replicated where they await a sum. None
+    for other classes, whose contract does not say."""
+    if own.kind is None or not is_distributed(own.kind):
+        return None
+    placements, *more = own.context
+    replicated = sys.modules["torch.distributed.tensor"].Replicate()
+    settled = tuple(replicated if one.is_partial() else one for one in placements)
+    return Makeup(own.kind, own.names, (settled, *more), own.others)
 
 
 def kept(value: Makeup) -> Makeup | None:
     """A copy that later writes to the context do not reach. None where a copy is not equal, so that nothing can be
     compared with it."""
+    if is_immutable(value.context):
+        return value
     try:
         context = copy.deepcopy(value.context)
-        return Makeup(value.kind, value.names, context) if bool(context == value.context) else None
+        return Makeup(value.kind, value.names, context, value.others) if bool(context == value.context) else None
     except Exception:  # the user's own __deepcopy__ and __eq__
         return None
 
@@ -61,11 +101,18 @@ def kept(value: Makeup) -> Makeup | None:
 _ATOMS = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
 
 
+# Not `_MaskPartial`, which holds a tensor of one call.
+_PLACEMENTS = frozenset({"Shard", "Replicate", "Partial", "_StridedShard"})
+
+
 def is_immutable(context: object) -> bool:
     """Whether results can share a context: nobody can write to it, and it holds nothing of one recording."""
     if isinstance(context, (tuple, frozenset)):
         return all(map(is_immutable, context))
     if isinstance(context, (*_ATOMS, torch.memory_format, type, enum.Enum)):
+        return True
+    kind = type(context)
+    if kind.__module__ == "torch.distributed.tensor.placement_types" and kind.__name__ in _PLACEMENTS:
         return True
     settings = getattr(type(context), "__dataclass_params__", None)
     return settings is not None and settings.frozen and all(map(is_immutable, vars(context).values()))
@@ -93,6 +140,7 @@ class Form:
 
     def split(self, gradient: torch.Tensor, own: Parts) -> list[torch.Tensor | None]:
         """The gradients of the carrier and of the parts that have one."""
+        gradient = self._alike(gradient, own)
         found = makeup(gradient)
         if self.gradient is None:
             self.gradient = found if is_immutable(found.context) else None
@@ -107,6 +155,18 @@ class Form:
             if not carries_gradient(mine) and not same_value(mine, theirs):
                 raise RuntimeError(f"the gradient of a {_said(self.own)} has other integers than it")
         return [None, *(part for part in given if carries_gradient(part))]
+
+    def _alike(self, gradient: Any, own: Parts) -> Any:
+        """A distributed gradient with the placements that were recorded, or those of the tensor itself if its part has
+        another shape otherwise."""
+        if not is_distributed(type(gradient)):
+            return gradient
+        wanted = self.gradient
+        if wanted is None and [part.shape for part in parts_of(gradient, self.own.names)] != [p.shape for p in own]:
+            wanted = self.own
+        if wanted is None or wanted.kind is not self.own.kind or makeup(gradient) == wanted:
+            return gradient
+        return gradient.redistribute(gradient.device_mesh, wanted.context[0])
 
     def join(self, carried: torch.Tensor | None, given: Parts, own: Parts, layout: Any) -> torch.Tensor | None:
         """The gradient of which these are parts. own: the parts of the wrapper itself; layout: its size and stride."""

@@ -203,6 +203,9 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
         return recorder.waited[tensor.node]
     if tensor.is_input:
         raise GraphBreak("distributed-call", "a wait for a collective that began before the graph")
+    if tensor._base is not None:  # a view shares its memory
+        _wait(recorder, (tensor._base,), kwargs)
+        return tensor
     node: Any = tensor.node.args[0] if tensor.node.target is operator.getitem else tensor.node
     if getattr(node.target, "namespace", "") != NAMESPACE:
         return tensor
@@ -259,7 +262,11 @@ def _in_formula(
     return scaled
 
 
-_COLLECTIVES = {torch.ops._c10d_functional.wait_tensor.default: _wait} if torch.distributed.is_available() else {}
+_COLLECTIVES = {
+    getattr(getattr(torch.ops, NAMESPACE), name).default: _wait
+    for name in ("wait_tensor", "_wrap_tensor_autograd")
+    if torch.distributed.is_available() and hasattr(getattr(torch.ops, NAMESPACE), name)
+}
 
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,

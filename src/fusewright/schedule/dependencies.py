@@ -76,7 +76,7 @@ def buffer_refs(argument: Any) -> Iterator[BufferRef]:
 
 def extern_reads(extern: Extern) -> list[str]:
     skinny = () if extern.skinny is None else extern.skinny.args
-    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), skinny))]
+    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), skinny, extern.keeps))]
 
 
 def used_buffers(
@@ -269,7 +269,8 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
         skinny = operation.skinny
         skinny = None if skinny is None else replace(skinny, args=renamed_ref(skinny.args))
         kwargs = tuple((k, renamed_ref(v)) for k, v in operation.kwargs)
-        return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, skinny=skinny)
+        keeps = renamed_ref(operation.keeps)
+        return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, skinny=skinny, keeps=keeps)
 
     def load(node: ir.Load) -> Expression | None:
         if node.buffer not in renamed:

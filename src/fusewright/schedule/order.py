@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
-from fusewright.loops.ir import Buffer
+from fusewright.loops.ir import Buffer, Extern
 from fusewright.schedule.dependencies import Dependencies
 from fusewright.schedule.fuse import Group
 from fusewright.sizes.estimate import estimate
@@ -17,7 +17,8 @@ from fusewright.sizes.estimate import estimate
 
 def order_groups(groups: Sequence[Group], dependencies: Dependencies, buffers: Mapping[str, Buffer]) -> list[Group]:
     """Topological order that follows the program (its last fused operation decides), except that a group which frees
-    more memory than it allocates runs as soon as it can. Raises ValueError if the groups form a cycle."""
+    more memory than it allocates runs as soon as it can (a wait for a collective does not). Raises ValueError if the
+    groups form a cycle."""
     owner = {position: group.id for group in groups for position in group.positions}
     by_id = {group.id: group for group in groups}
     successors: dict[int, set[int]] = {group.id: set() for group in groups}
@@ -56,7 +57,9 @@ def _growth(groups: Sequence[Group], dependencies: Dependencies, buffers: Mappin
         inside = set(group.positions)
         total = 0
         for position in group.positions:
-            touch = dependencies.touches[position]
+            touch, operation = dependencies.touches[position], dependencies.operations[position]
+            if isinstance(operation, Extern) and operation.keeps:
+                continue
             for name in touch.writes:
                 if buffers[name].role == "temporary" and not inside.issuperset(dependencies.readers.get(name, ())):
                     total += estimate(buffers[name].span()) * buffers[name].element.itemsize

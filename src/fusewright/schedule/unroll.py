@@ -277,6 +277,7 @@ def _renamed_extern(extern: Extern, rename: Rename) -> Extern:
         kwargs=_moved(extern.kwargs, rename),
         outputs=tuple(None if name is None else rename(name) for name in extern.outputs),
         mutates=tuple(map(rename, extern.mutates)),
+        keeps=_moved(extern.keeps, rename),
         skinny=None if extern.skinny is None else replace(extern.skinny, args=_moved(extern.skinny.args, rename)),
     )
 

@@ -26,6 +26,8 @@ class _NoUnbackedSymbols:
 
     __slots__ = ()
     free_symbols: frozenset[object] = frozenset()
+    args: tuple[object, ...] = ()
+    is_Symbol = False
 
 
 _EXPR = _NoUnbackedSymbols()

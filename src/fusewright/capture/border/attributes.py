@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 # Types whose instances made inside answer attribute reads natively, with nothing to guard.
-NATIVE_TYPES: frozenset[type] = frozenset({
+NATIVE_TYPES: frozenset[type] = constant.Types(constant.FROZEN_TYPES | {
     int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None),
     type(Ellipsis),
     torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat,
@@ -46,7 +46,7 @@ NATIVE_TYPES: frozenset[type] = frozenset({
     types.MethodWrapperType,
     type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map,
     filter, reversed,
-}) | constant.FROZEN_TYPES  # fmt: skip
+})  # fmt: skip
 
 
 def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:

@@ -72,6 +72,9 @@ class World(Protocol):
     uses_arrays: bool
     settings_changed: bool
     may_infer: bool
+    no_gradients: bool
+    without_history: bool
+    masks: list[Any] | None
     infers: bool
     inference_guards: list[Any]
     overridden: bool

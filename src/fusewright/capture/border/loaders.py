@@ -59,6 +59,7 @@ BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
     (torch.Tensor, tensor.load_tensor),
     (torch.nn.Module, objects.load_object),
     (process_group.CONSTANTS, function.load_identity),
+    (constant.PLACEMENTS, constant.load_is),
     (type, function.load_identity),
     (enum.Enum, constant.load_is),
     (types.ModuleType, function.load_identity),

@@ -65,6 +65,8 @@ class World:
         self.numbers: dict[Source, tuple[Any, Any]] = {}
         # inference mode may be entered inside; it has been; what is open of it
         self.may_infer, self.infers, self.inference_guards = True, False, []
+        self.masks: list[Any] | None = None  # of DTensors' placements; None: no DTensor was met
+        self.no_gradients, self.without_history = True, False  # a wrapper was loaded as if it required no gradient
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
         self.settings_changed = False  # the program has called what sets one of context.SETTINGS
         self.global_hooks_checked = False
@@ -578,6 +580,7 @@ class World:
 
     def close(self) -> None:
         """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
+        wrapper.forget_masks(self)
         for contexts in (self.disablers, self.inference_guards):
             while contexts:
                 contexts.pop().__exit__(None, None, None)

@@ -26,7 +26,7 @@ from fusewright.capture.border.native import Trampoline, TrampolineIterator
 from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import ArrayMethod, TracedArray
-from fusewright.capture.border.values.constant import FROZEN_TYPES
+from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.symbolic import is_open
@@ -462,6 +462,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     torch.memory_format: _build_bound,
 }
 BASE_BUILDERS: tuple[tuple[Any, Callable[[Code, Any], str]], ...] = (
+    (PLACEMENTS, _build_bound),
     (enum.Enum, lambda code, value: code.bind(f"{type(value).__name__}_{value.name}", value)),
     (np.generic, _build_bound),
     (type, _build_class),

@@ -20,7 +20,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.protocols import truth
 from fusewright.capture.border.values import cls as classes, subclass, wrapper
-from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS, is_constant
 from fusewright.capture.call import subclasses, support as call_support, torch as call_torch
 from fusewright.capture.guards import MISSING
 
@@ -54,7 +54,7 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         )
     if issubclass(cls, np.generic) and all(isinstance(value, (int, float, complex, str, np.generic)) for value in args):
         return native(cls, *args, **kwargs)
-    if cls in call_support.VALUE_CLASSES and all(
+    if (cls in call_support.VALUE_CLASSES or issubclass(cls, PLACEMENTS)) and all(
         is_constant(value) or type(value) in FROZEN_TYPES or isinstance(value, type)
         for value in (*args, *kwargs.values())
     ):

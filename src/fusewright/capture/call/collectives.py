@@ -241,6 +241,10 @@ def _unsupported(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     raise _refuse(f"torch.distributed.nn.functional.{args[0] if args else ''}")
 
 
+def _loss_parallel(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    raise _refuse("loss_parallel entered in compiled code: its backward must run inside of it, too")
+
+
 def _setting(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """A setting of PyTorch's (torch.distributed.config) that a context variable holds: a guard asks again."""
     answer = native(getattr, *args)
@@ -284,6 +288,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     **{(home, name): row for name, row in _BY_FUNCTION.items() for home in (C10D, "torch.distributed.c10d_logger")},
     ("torch.distributed._functional_collectives", "_group_or_group_name"): _name_of,
     ("torch.distributed.nn.functional", "_not_supported_under_compile"): _unsupported,
+    ("torch.distributed.tensor.parallel.loss", "_enable_custom_loss_ops"): _loss_parallel,
     ("torch.utils._config_module", "ConfigModule.__getattr__"): _setting,
     (__name__, "Work.wait"): _wait,
     (__name__, "Work.is_completed"): _wait,

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import context, module as modules, tensor as tensors
+from fusewright.capture.border.values.constant import PLACEMENTS
 from fusewright.capture.call import (
     attention as call_attention,
     autograd as call_autograd,
@@ -55,6 +56,7 @@ _NATIVE_MODULES = frozenset({
     "torch._decomp.decompositions", "torch._VF",
     "torch.masked._ops", "torch.signal.windows.windows", "torch.library",
     "torch._library.custom_ops",
+    "torch.distributed.tensor._api",
 })  # fmt: skip
 _NATIVE_PACKAGES = ("torch._refs.", "torch._prims", "torch._decomp")
 
@@ -242,6 +244,8 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
     if name in _SETTERS or name in _OF_PROCESS:
         if name == "_set_grad_enabled" and args[0]:
             tracer.world.requires_grad_matters = True
+            if tracer.world.without_history:
+                raise Retry(no_gradients=False)
         tracer.world.settings_changed |= name in _OF_PROCESS
         # At torch level the settings are nodes of the graph; at ATen level their effect is in what is recorded.
         return (
@@ -249,7 +253,7 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
             if tracer.recorder.level == "torch"
             else native(fn, *args, **kwargs)
         )
-    if name in _ANSWERS:
+    if name in _ANSWERS or (args and isinstance(args[0], PLACEMENTS)):
         return native(fn, *args, **kwargs)
     if name in _ASKED_AGAIN and not args and not kwargs:
         answer = native(fn)

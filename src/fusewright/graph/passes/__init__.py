@@ -28,6 +28,7 @@ from fusewright.graph.passes.library.convolution_bias import convolution_bias
 from fusewright.graph.passes.library.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.library.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.library.onednn_gemm import quick_products
+from fusewright.graph.passes.library.overlap_collectives import overlap_collectives
 from fusewright.graph.passes.parameters.freeze import split_prepacking
 from fusewright.graph.passes.parameters.merge_linear import merge_linear
 from fusewright.graph.passes.parameters.pack import pack
@@ -77,6 +78,10 @@ LIBRARY: list[tuple[Pass, str]] = [
     (dce, "Removes what that left unused."),
 ]
 
+OVERLAP: list[tuple[Pass, str]] = [
+    (overlap_collectives, "Begins collectives as early, and waits for them as late, as the graph allows."),
+]
+
 BACKWARD: list[tuple[Pass, str]] = [(embedding_gradients, "Adds rows of embeddings' gradients in place.")]
 
 PACKING: list[tuple[Pass, str]] = [
@@ -98,7 +103,7 @@ def run(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.G
 
 
 __all__ = [
-    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise",
+    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "OVERLAP", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise",
     "Pass",
     "PassContext", "PassReport", "may_pad", "may_widen", "may_write_out", "run", "run_passes", "split_prepacking",
 ]  # fmt: skip

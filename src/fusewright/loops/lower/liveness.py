@@ -26,7 +26,7 @@ def reads(operation: Operation) -> set[str]:
             return found
         case Extern():
             few = () if operation.skinny is None else operation.skinny.args
-            return {ref.buffer for ref in references((operation.args, operation.kwargs, few))}
+            return {ref.buffer for ref in references((operation.args, operation.kwargs, few, operation.keeps))}
         case _:
             return loaded_buffers(operation.value) | loaded_buffers(operation.finish)
 

@@ -38,8 +38,21 @@ IS_TYPES: frozenset[type] = frozenset(
     {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
 )
 
+# Placements of DTensors: PyTorch derives their classes, in a module that takes seconds to import, from these.
+PLACEMENTS: tuple[type, ...] = tuple(
+    found for found in vars(getattr(torch._C, "_distributed", None) or object).values() if isinstance(found, type)
+)
+
+
+class Types(frozenset[type]):
+    """Types, and what is derived from `PLACEMENTS`."""
+
+    def __contains__(self, kind: object) -> bool:
+        return frozenset.__contains__(self, kind) or (isinstance(kind, type) and issubclass(kind, PLACEMENTS))
+
+
 # Immutable in practice: guarded by identity once, then read natively.
-FROZEN_TYPES: frozenset[type] = frozenset({
+FROZEN_TYPES: frozenset[type] = Types({
     types.CodeType, re.Pattern, re.Match, Field, inspect.Signature, inspect.Parameter, struct.Struct, decimal.Decimal,
     fractions.Fraction, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
     uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,

@@ -231,9 +231,11 @@ def _requires_grad(world: World, tensor: torch.Tensor) -> object:
 
 
 def requires_grad(world: World, tensor: torch.Tensor) -> bool:
-    """Whether the program's tensor requires a gradient: of an inference tensor that does, the traced one does not."""
+    """Whether the program's tensor requires a gradient: the traced one may not, of an inference tensor or a wrapper."""
     record = world.outside(tensor)
-    return record.real.requires_grad if record is not None and record.real.is_inference() else tensor.requires_grad
+    if record is not None and (is_wrapper(tensor) or record.real.is_inference()):
+        return record.real.requires_grad
+    return tensor.requires_grad
 
 
 class _Reads:

@@ -11,6 +11,7 @@ whose attributes its own code writes to breaks the graph.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,8 @@ class Wrapped:
 
 
 def is_wrapper(real: object) -> bool:
-    """Whether the tensor is made of others, by the contract. PyTorch's own such classes (nested, distributed) have
-    symbolic sizes and collectives of their own; they are not taken."""
+    """Whether the tensor is made of others, by the contract. Of PyTorch's own such classes DTensor is taken;
+    nested tensors have symbolic sizes of their own."""
     kind = type(real)
     if kind is TracedTensor or kind in PLAIN or not issubclass(kind, torch.Tensor):
         return False
@@ -56,7 +57,7 @@ def is_wrapper(real: object) -> bool:
 
 
 def of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.")
+    return kind.__module__.startswith("torch.") and not apart.is_distributed(kind)
 
 
 def has_parts(kind: Any) -> bool:
@@ -79,11 +80,15 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     own = taken_apart(real, what)
     inner = {name: unwatched(getattr, real, name) for name in own.names}
     form = Form(own) if real.requires_grad else None
+    if form is not None and world.no_gradients and not torch.is_grad_enabled():
+        form, world.without_history = None, True
     if form is not None and any(part.requires_grad for part in inner.values()):
         raise GraphBreak(CODE, f"{what} requires a gradient, and so does a part of it")
     known = None if isinstance(real, torch.nn.Parameter) else apart.kept(own)
     world.guard("TYPE", source, type(real))
     world.guard("CALL", source, _IsStill(real) if known is None else _IsAlike(real, known))
+    if apart.is_distributed(type(real)):
+        _note_distributed(world, real)
     attributes = object.__getattribute__(real, "__dict__")
     parts: list[Any] = []
     linked: list[torch.Tensor] = [] if form is None else [_carrier(world, real, source, form)]
@@ -107,7 +112,7 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
         return own.make(parts, size, stride)
 
     made = unwatched(make) if form is None else _together(world, make, form, parts, linked)
-    if type(made) is not type(real) or made.requires_grad != real.requires_grad:
+    if type(made) is not type(real) or made.requires_grad != (form is not None):
         raise GraphBreak(CODE, f"{what} is not what its __tensor_unflatten__ makes")
     for name, value in attributes.items():
         if name not in inner:
@@ -170,11 +175,13 @@ def leaving(world: World, value: Any) -> Leaving:
         return Leaving(parts, layout, functools.partial(apart.without_history, form))
     if value.is_leaf or value._is_view():
         raise GraphBreak(CODE, f"{what} is a leaf or a view with a history")
-    form.gradient = own
-    with torch.no_grad():
-        natural = [world.recorder.call(fn, (value.detach(),)) for fn in (torch.ones_like, torch.sum)]
-    if any(apart.makeup(one) != own for one in natural):
-        raise GraphBreak(CODE, f"{what} has a history, and its gradient may be of another class or context")
+    form.gradient = apart.of_gradients(own)
+    if form.gradient is None:
+        form.gradient = own
+        with torch.no_grad():
+            natural = [world.recorder.call(fn, (value.detach(),)) for fn in (torch.ones_like, torch.sum)]
+        if any(apart.makeup(one) != own for one in natural):
+            raise GraphBreak(CODE, f"{what} has a history, and its gradient may be of another class or context")
     with torch.enable_grad():
         parts = [*world.recorder.call(Apart.apply, (form, False, value))]  # type: ignore[misc]
     world.recorder.wrapped = True
@@ -191,12 +198,35 @@ def store(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
     tensor.__dict__[name] = value
 
 
+def dispatch_settings() -> tuple[object, ...]:
+    """What DTensor's own code depends on besides its operands: `loss_parallel`, `implicit_replication`."""
+    dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
+    return (*dispatcher._custom_op_handlers.items(), dispatcher._allow_implicit_replication)
+
+
+def _note_distributed(world: World, tensor: Any) -> None:
+    """Guards the settings once. A placement that masks rows keeps a tensor of this capture: `forget_masks` drops it."""
+    if world.masks is None:
+        world.masks = []
+        world.guard_answer(dispatch_settings, (), dispatch_settings())
+    world.masks += [one.mask_buffer for one in tensor._spec.placements if hasattr(one, "mask_buffer")]
+
+
+def forget_masks(world: World) -> None:
+    """Called at the end of every attempt: PyTorch keeps placements for further calls."""
+    for buffer in world.masks or ():
+        if isinstance(buffer.data, TracedTensor):
+            buffer.data, buffer.refcount = None, 0
+
+
 def check_result(world: World, fn: object, result: object) -> None:
     """Raises GraphBreak where a function has given a tensor, in whatever containers, that the graph knows nothing of:
     of a class that sees operators first and may hold traced tensors, or a real one."""
     if isinstance(result, torch.Tensor):
         functorch = torch._C._functorch.is_functorch_wrapped_tensor(result)
         known = world.recorder_owns(result) or functorch or (world.recorder.level == "aten" and is_wrapper(result))
+        if known and apart.is_distributed(type(result)):
+            _note_distributed(world, result)
         if not known and world.outside(result) is None:
             raise GraphBreak(
                 CODE,
