@@ -25,6 +25,7 @@ class Assumptions:
     changes_level     a frame with something that has no form at the backend's level is captured at the other one
     lacks_form        the step that has none (-1: none was met)
     inference         inference mode that is entered inside is left inside, and no other tensor escapes than its own
+    loops             a long scan or map is an operator: its body does nothing besides computing tensors
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
         none)
@@ -37,6 +38,7 @@ class Assumptions:
     changes_level: bool = True
     lacks_form: int = -1
     inference: bool = True
+    loops: bool = True
     guarded: frozenset[types.CodeType] = frozenset()
     broken: GraphBreak | None = None
     stop_at: int = -1
