@@ -27,6 +27,7 @@ class Assumptions:
     inference         inference mode that is entered inside is left inside, and no other tensor escapes than its own
     no_gradients      a frame that begins without gradients turns them on nowhere, so that what wraps tensors needs no
         history
+    loops             a long scan or map is an operator: its body does nothing besides computing tensors
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
         none)
@@ -40,6 +41,7 @@ class Assumptions:
     lacks_form: int = -1
     inference: bool = True
     no_gradients: bool = True
+    loops: bool = True
     guarded: frozenset[types.CodeType] = frozenset()
     broken: GraphBreak | None = None
     stop_at: int = -1

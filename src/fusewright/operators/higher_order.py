@@ -52,25 +52,45 @@ def scan(combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, re
         outputs.reverse()
     flat = [pytree.tree_leaves(output) for output in outputs]
     at = dim % leaves[0].dim()
-    stacked = [torch.stack([row[k] for row in flat], min(at, flat[0][k].dim())) for k in range(len(flat[0]))]
+    stacked = [torch.stack([row[k] for row in flat], at if at <= flat[0][k].dim() else 0) for k in range(len(flat[0]))]
     return carry, pytree.tree_unflatten(stacked, pytree.tree_structure(outputs[0]))
 
 
 def associative_scan(
     combine_fn: Callable[..., Any], xs: Any, dim: int = 0, reverse: bool = False, combine_mode: str = "pointwise"
 ) -> Any:
-    """`torch._higher_order_ops.associative_scan`: every prefix of `dim`, combined."""
+    """`torch._higher_order_ops.associative_scan`: every prefix of `dim`, combined. Neighbours are combined in pairs,
+    all pairs at once, so that the steps are as many as the length has digits."""
     leaves, spec = pytree.tree_flatten(xs)
-    length = leaves[0].shape[dim]
-    places = list(reversed(range(length))) if reverse else list(range(length))
-    total = pytree.tree_unflatten([leaf.narrow(dim, places[0], 1) for leaf in leaves], spec)
-    parts = [pytree.tree_leaves(total)]
-    for i in places[1:]:
-        total = combine_fn(total, pytree.tree_unflatten([leaf.narrow(dim, i, 1) for leaf in leaves], spec))
-        parts.append(pytree.tree_leaves(total))
-    if reverse:
-        parts.reverse()
-    return pytree.tree_unflatten([torch.cat([part[k] for part in parts], dim) for k in range(len(leaves))], spec)
+    at = dim % leaves[0].dim()
+    rows = [leaf.movedim(at, 0) for leaf in leaves]
+    rows = [row.flip(0) for row in rows] if reverse else rows
+    pairwise = combine_fn if combine_mode == "pointwise" else torch.vmap(combine_fn)
+
+    def combine(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
+        return pytree.tree_leaves(pairwise(pytree.tree_unflatten(left, spec), pytree.tree_unflatten(right, spec)))
+
+    found = _prefixes(combine, rows)
+    found = [row.flip(0) for row in found] if reverse else found
+    return pytree.tree_unflatten([row.movedim(0, at) for row in found], spec)
+
+
+def _prefixes(combine: Callable[..., list[torch.Tensor]], rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The prefixes along dimension 0: those that end at odd places are prefixes of combined pairs; each of the others
+    is one of them, combined with the row behind it."""
+    length = rows[0].shape[0]
+    if length < 2:
+        return rows
+    odd = _prefixes(combine, combine([row[: length - 1 : 2] for row in rows], [row[1::2] for row in rows]))
+    even = [row[:1] for row in rows]
+    if length > 2:
+        later = combine([row[: (length - 1) // 2] for row in odd], [row[2::2] for row in rows])
+        even = [torch.cat(pair) for pair in zip(even, later)]
+    made = []
+    for first, second in zip(even, odd):
+        pairs = torch.stack([first[: length // 2], second], 1).flatten(0, 1)
+        made.append(pairs if length % 2 == 0 else torch.cat([pairs, first[length // 2 :]]))
+    return made
 
 
 PLAIN: dict[tuple[str, str], Callable[..., Any]] = {

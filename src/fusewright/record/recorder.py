@@ -327,10 +327,8 @@ class Recorder:
             raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
         if self.refuse_unasked is not None:
             self.refuse_unasked(self, args, kwargs)
-        # vmap converts the number of an operator, which is a tensor without dimensions to it.
-        if func is aten._to_copy.default and isinstance(args[0], (bool, int, float)):
-            options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device") or torch.device("cpu")}
-            return self.dispatch(aten.full.default, ([], args[0]), options)
+        if func in scalar_operands.OF_NUMBERS and isinstance(args[0], (bool, int, float, complex)):
+            return scalar_operands.record_number(self, func, args[0], kwargs)
         special = SPECIAL.get(func)
         if special is not None and (found := special(self, args, kwargs)) is not NotImplemented:
             return found
@@ -393,12 +391,14 @@ class Recorder:
     def rebinds(self, how: str) -> None:
         """Told before a traced tensor comes to stand for another node; for recorders that keep a log."""
 
-    def record(self, func: OpOverload, args: Sequence[object], result_type: tuple[object, ...]) -> Any:
+    def record(self, func: OpOverload, args: Sequence[object], result_type: object) -> Any:
         """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""
         self.here = self.location()
         node_args, _ = self._convert_sequence(args)
         node = add_call(self.graph, func, tuple(node_args))
         node.meta.update(type=result_type, location=self.here)
+        if facts(func).random:
+            node.meta["random"] = True
         return self._results(facts(func), func, tuple(args), {}, node, result_type)
 
     def node_of(

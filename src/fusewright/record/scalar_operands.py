@@ -298,3 +298,14 @@ def _present(value: Any) -> Any:
 
 
 __all__ = ["FloatNode", "holds_float", "record"]
+
+
+OF_NUMBERS = (torch.ops.aten._to_copy.default, torch.ops.aten._conj_physical.default)
+"""vmap converts the number of an operator, and a gradient conjugates it: a tensor without dimensions to them."""
+
+
+def record_number(recorder: Recorder, func: OpOverload, number: complex, kwargs: dict[str, object]) -> object:
+    """One of OF_NUMBERS, of a number."""
+    value = number.conjugate() if func is OF_NUMBERS[1] else number
+    options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device") or torch.device("cpu")}
+    return recorder.dispatch(torch.ops.aten.full.default, ([], value), options)

@@ -114,7 +114,7 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 
     def lazy(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         traced = recorder.dispatch(form, args, kwargs)
-        if recorder.level == "aten":
+        if recorder.level == "aten" and isinstance(args[0], torch.Tensor):  # else the number of an operator
             traced.node.meta["lazy_view"] = True  # type: ignore[attr-defined]
         return traced
 

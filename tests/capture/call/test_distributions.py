@@ -49,7 +49,9 @@ def test_a_policy_gradient_is_one_graph() -> None:
 
 def test_a_value_outside_of_the_support_raises_eagers_error() -> None:
     def density(x: Tensor) -> Tensor:
-        return D.Beta(torch.ones(3), torch.ones(3), validate_args=True).log_prob(x)  # importing torch._dynamo turns it off
+        return D.Beta(torch.ones(3), torch.ones(3), validate_args=True).log_prob(
+            x
+        )  # importing torch._dynamo turns it off
 
     with pytest.raises(ValueError, match="within the support"):
         density(torch.full((3,), 2.0))

@@ -1,7 +1,6 @@
 """Programs of NumPy and PyTorch that users write: arrays, legacy tensors, parameters, hooks, settings, samples,
 optimizers."""
 
-
 import numpy as np
 import torch
 from torch import nn

@@ -1,31 +1,41 @@
-"""torch.cond and torch.while_loop as operators of the graph; the other higher-order functions by their plain meaning.
+"""torch.cond, while_loop, scan and map as operators of the graph, with gradients; associative_scan as plain Python.
 
 Takes the call's arguments; gives its result, with the bodies captured as subgraphs whose closed-over tensors become
-operands. Always holds: what a body does besides computing tensors (a store, a write into an operand, a gradient that is
-wanted), or what differs between the branches, is a graph break; the call then runs by its plain Python meaning, with
-each body compiled.
+operands. A gradient is an operator too, over the bodies' gradients. Always holds: what a body of cond or while_loop
+does besides computing tensors (a store, a write into an operand), or what differs between the branches, is a graph
+break, and the call then runs by its plain Python meaning, with each body compiled; such a scan or map is unrolled.
 """
 
 from __future__ import annotations
 
-import importlib
-import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fusewright.base.records import replace
-from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.effects import changed
+from fusewright.base.records import dataclass, replace
+from fusewright.base.signals import GraphBreak, Retry
+from fusewright.capture.call.bodies import (
+    Body,
+    add_placeholder_of,
+    closed,
+    differentiable,
+    here,
+    kind_of,
+    placeholders_of,
+    record_body,
+    record_gradient,
+    refuse,
+)
+from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators import higher_order, subgraphs
-from fusewright.operators.schema import facts
 from fusewright.record.recorder import Recorder
-from fusewright.record.traced_tensor import TracedTensor, make_traced
+from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Expr, Symbol, free_symbols
-from fusewright.sizes.tensor_type import TensorType
+from fusewright.sizes.symint import dim_of
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -33,52 +43,6 @@ if TYPE_CHECKING:
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Row = Callable[["Tracer", Args, Kwargs], Any]
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise GraphBreak("higher-order-operator", reason)
-
-
-class SubRecorder(Recorder):
-    """Records a body. Tensors of the outer recording become placeholders when they are first used (`lifted`, in
-    order)."""
-
-    def __init__(self, outer: Recorder) -> None:
-        super().__init__(outer.level, outer.env, outer.location)
-        self.outer = outer
-        self.lifted: list[TracedTensor] = []
-        self._inner: dict[int, TracedTensor] = {}
-
-    def lift(self, value: TracedTensor) -> TracedTensor:
-        """The placeholder for a tensor of the outer recording."""
-        found = self._inner.get(id(value))
-        if found is None:
-            found = self._inner[id(value)] = self.operand(value)
-            self.lifted.append(value)
-        return found
-
-    def operand(self, value: TracedTensor) -> TracedTensor:
-        """A fresh placeholder of the type of `value`."""
-        kind = replace(value.tensor_type, requires_grad=False, offset=0)
-        node = self._placeholder(f"operand_{len(self.inputs)}", value)
-        node.meta["type"] = kind
-        inner = make_traced(self, node, kind)
-        inner.input_storage = True
-        return inner
-
-    def input(self, *args: Any, **kwargs: Any) -> TracedTensor:
-        return self.outer.input(*args, **kwargs)
-
-    def size_input(self, *args: Any, **kwargs: Any) -> torch.SymInt:
-        return self.outer.size_input(*args, **kwargs)
-
-    def constant(self, tensor: torch.Tensor) -> TracedTensor:
-        return self.lift(self.outer.constant(tensor))
-
-    def convert(self, value: object) -> tuple[object, object]:
-        if isinstance(value, TracedTensor) and value.recorder is self.outer:
-            value = self.lift(value)
-        return super().convert(value)
 
 
 def _plain(name: str) -> Row:
@@ -93,20 +57,37 @@ def _cond(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _choose(tracer: Tracer, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     if not isinstance(pred, torch.Tensor):
         return tracer.inline(higher_order.cond, (pred, true_fn, false_fn, operands))  # type: ignore[arg-type]
-    bodies = [_body(tracer, function, list(operands), []) for function in (true_fn, false_fn)]
-    (_, spec, results), (_, other_spec, other_results) = bodies
-    if spec != other_spec or not _same_types(results, other_results):
-        _refuse("torch.cond whose branches give different structures, shapes or dtypes")
-    inputs = _common_inputs([recorder for recorder, _, _ in bodies])
-    graphs = [_closed(recorder, outputs, inputs, 0) for recorder, _, outputs in bodies]
-    kinds = [_kind(result) for result in results]
+    (pred,) = here(tracer, [pred])
+    bodies = [record_body(tracer, function, list(operands)) for function in (true_fn, false_fn)]
+    if bodies[0].spec != bodies[1].spec or not _same_types(bodies[0].results, bodies[1].results):
+        refuse("torch.cond whose branches give different structures, shapes or dtypes")
+    inputs, wanted = _common_inputs(bodies)
+    results = bodies[0].results
+    kinds = [kind_of(result) for result in results]
     if tracer.recorder.level == "torch":
+        graphs = [_at_torch_level(tracer, body, inputs, bool(wanted)) for body in bodies]
         made = _record_modules(
             tracer, torch.ops.higher_order.cond, graphs, results, lambda parts: (pred, *parts, tuple(inputs))
         )
-    else:
-        made = _record(tracer, subgraphs.CHOOSE, graphs, kinds, (pred,), (inputs,))
-    return pytree.tree_unflatten(made, spec)
+        return pytree.tree_unflatten(made, bodies[0].spec)
+    graphs = [closed(body.recorder, body.results, placeholders_of(body, inputs)) for body in bodies]
+
+    def forward(inputs: list[Any]) -> list[Any]:
+        return _record(tracer.recorder, subgraphs.CHOOSE, graphs, kinds, ((pred,), (inputs,)))
+
+    if not wanted:
+        return pytree.tree_unflatten(forward(inputs), bodies[0].spec)
+    back = [record_gradient(tracer, body, inputs, wanted) for body in bodies]
+    state = _generator_state(tracer, bodies)
+    floats = differentiable(results)
+
+    def backward(inputs: list[Any], tangents: list[Any]) -> list[Any]:
+        operands = (pred,), ([*inputs, *(tangents[place] for place in floats)], *state)
+        return _record(tracer.recorder, subgraphs.CHOOSE, back, [kind_of(value) for value in wanted], operands)
+
+    constant = {k for k in range(len(results)) if not any(body.results[k].requires_grad for body in bodies)}
+    made = _differentiated(forward, backward, inputs, wanted, constant)
+    return pytree.tree_unflatten(made, bodies[0].spec)
 
 
 def _while_loop(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -116,106 +97,232 @@ def _while_loop(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _repeat(tracer: Tracer, cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
     carried = list(carried_inputs)
     if not carried or not all(isinstance(value, TracedTensor) for value in carried):
-        _refuse("torch.while_loop that carries something besides tensors")
-    bodies = [_body(tracer, function, [], carried) for function in (cond_fn, body_fn)]
-    (_, _, test), (_, _, results) = bodies
-    if len(test) != 1 or test[0].numel() != 1:
-        _refuse("torch.while_loop whose condition is not one value")
-    if not _same_types(results, carried):
-        _refuse("torch.while_loop whose body gives other shapes or dtypes than it takes")
-    inputs = _common_inputs([recorder for recorder, _, _ in bodies])
-    graphs = [_closed(recorder, outputs, inputs, len(carried)) for recorder, _, outputs in bodies]
+        refuse("torch.while_loop that carries something besides tensors")
+    carried = here(tracer, carried)
+    test, body = (record_body(tracer, function, [], carried) for function in (cond_fn, body_fn))
+    if len(test.results) != 1 or test.results[0].numel() != 1:
+        refuse("torch.while_loop whose condition is not one value")
+    if not _same_types(body.results, carried):
+        refuse("torch.while_loop whose body gives other shapes or dtypes than it takes")
+    inputs, wanted = _common_inputs([test, body], carried)
+    kinds = [kind_of(value) for value in carried]
     if tracer.recorder.level == "torch":
         operator = torch.ops.higher_order.while_loop
+        graphs = [_at_torch_level(tracer, part, inputs, bool(wanted)) for part in (test, body)]
         output = graphs[0].output_node()  # the operator wants the bare condition
         output.args = (output.args[0][0],)  # type: ignore[index]
         return tuple(
             _record_modules(tracer, operator, graphs, carried, lambda parts: (*parts, tuple(carried), tuple(inputs)))
         )
-    return tuple(_record(tracer, subgraphs.REPEAT, graphs, [_kind(value) for value in carried], (), (carried, inputs)))
+    graphs = [closed(part.recorder, part.results, placeholders_of(part, inputs)) for part in (test, body)]
+    operators = subgraphs.REPEAT, subgraphs.REPEAT_BACKWARD
+    return tuple(_loop(tracer, operators, [test, body], graphs, _Operands(carried, [], inputs, wanted), kinds))
 
 
-def _body(
-    tracer: Tracer, function: Any, operands: list[Any], carried: list[Any]
-) -> tuple[SubRecorder, Any, list[TracedTensor]]:
-    """A body's recording over fresh placeholders for `carried`, the structure of what it returns, and its tensors."""
-    outer = tracer.recorder
-    if isinstance(outer, SubRecorder):
-        _refuse("a higher-order operator inside another")
-    roots = (function, *operands, *carried)
-    before = _traces(tracer, roots)
-    tracer.recorder = recorder = SubRecorder(outer)
-    try:
-        result = tracer.call(function, (*operands, *(recorder.operand(value) for value in carried)))
-    except UserException as signal:
-        _refuse(f"a body raises {type(signal.exception).__name__}: {signal.exception}")
-    finally:
-        tracer.recorder = outer
-    if _traces(tracer, roots) != before:
-        _refuse("a body that has effects besides its result")
-    leaves, spec = pytree.tree_flatten(tracer.world.materialise(result))
-    if not all(isinstance(leaf, TracedTensor) for leaf in leaves):
-        _refuse("a body that returns something besides tensors")
-    tensors = [leaf if leaf.recorder is recorder else recorder.lift(leaf) for leaf in leaves]
-    if torch.is_grad_enabled() and any(value.requires_grad for value in (*recorder.lifted, *carried)):
-        _refuse("gradients through it are wanted")
-    if any(value.is_complex() for value in tensors) or any(node.meta.get("random") for node in recorder.graph.nodes):
-        _refuse("random or complex numbers in a body")
-    return recorder, spec, tensors
+def _scan(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return _pass_over(tracer, *args, **kwargs)
 
 
-def _traces(tracer: Tracer, roots: Args) -> Any:
-    """What a body must leave as it is: effects held back, and objects of this capture that it can reach."""
-    world = tracer.world
-    effects = world.effects
-    outside = (
-        len(effects.calls),
-        [(key, id(store.value)) for key, store in effects.slots.items()],
-        [(key, id(store.value)) for key, store in effects.cells.items()],
-        [changed(shadow) for shadow in effects.shadows if changed(shadow)],
-        [[(id(key), id(value)) for key, value in namespace.stores.items()] for namespace in world.written_dicts()],
-        torch.is_grad_enabled(),
-    )
-    seen: dict[int, Any] = {}
-    for root in roots:
-        _reach(world, root, seen)
-    return outside, seen
+def _pass_over(tracer: Tracer, combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+    """A scan: as an operator where it is long, else step by step, so that steps may fuse."""
+    carried, spec = pytree.tree_flatten(init)
+    rows, of_rows = pytree.tree_flatten(xs)
+    if not _is_long(tracer, rows, dim) or not carried or not all(isinstance(one, TracedTensor) for one in carried):
+        return tracer.inline(higher_order.scan, (combine_fn, init, xs), {"dim": dim, "reverse": reverse})  # type: ignore[arg-type]
+    call = tracer.world.torch_call
+    rows = [call(torch.movedim, (one, dim, 0), {}) for one in rows] if dim % rows[0].dim() else rows
+    rows = [call(torch.flip, (one, [0]), {}) for one in rows] if reverse else rows
+    sides = _Sides(spec, of_rows, len(carried))
+
+    def step(*values: Any) -> Any:
+        return tracer.call(combine_fn, (sides.carry(values), sides.row(values)))
+
+    body, outputs = _scan_body(tracer, combine_fn, step, carried, rows)
+    results = _scanned(tracer, body, carried, rows)
+    finals, stacked = results[: len(carried)], results[len(carried) :]
+    stacked = [call(torch.flip, (one, [0]), {}) for one in stacked] if reverse else stacked
+    at = dim % rows[0].dim()
+    stacked = [call(torch.movedim, (one, 0, at), {}) if 0 < at < one.dim() else one for one in stacked]
+    return pytree.tree_unflatten(finals, spec), pytree.tree_unflatten(stacked, outputs)
 
 
-def _reach(world: Any, value: Any, seen: dict[int, Any]) -> None:
-    """Notes the content of `value` and of everything made inside that it leads to."""
-    if id(value) in seen or isinstance(value, (torch.nn.Module, types.ModuleType, type)):
-        return
-    if isinstance(value, torch.Tensor):
-        seen[id(value)] = value._version
-        return
-    parts: list[Any] = []
-    if isinstance(value, types.FunctionType):
-        parts = [cell.cell_contents for cell in value.__closure__ or () if _is_bound(cell)]
-    elif isinstance(value, types.MethodType):
-        parts = [value.__self__, value.__func__]
-    elif isinstance(value, dict):
-        parts = [part for pair in dict.items(value) for part in pair]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = list(value)
-    elif world.outside(value) is None:
-        parts = list(getattr(value, "__dict__", {}).values())
-    if parts:
-        seen[id(value)] = [id(part) for part in parts]
-        for part in parts:
-            _reach(world, part, seen)
+def _map(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return _over_rows(tracer, *args, **kwargs)
 
 
-def _is_bound(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
+def _over_rows(tracer: Tracer, f: Any, xs: Any, *operands: Any) -> Any:
+    """A map: a scan that carries nothing."""
+    rows, of_rows = pytree.tree_flatten(xs)
+    if not _is_long(tracer, rows, 0):
+        return tracer.inline(higher_order.map, (f, xs, *operands))  # type: ignore[arg-type]
+
+    def step(*values: Any) -> Any:
+        return (), tracer.call(f, (pytree.tree_unflatten(list(values), of_rows), *operands))
+
+    body, outputs = _scan_body(tracer, (f, operands), step, [], rows)
+    return pytree.tree_unflatten(_scanned(tracer, body, [], rows), outputs)
+
+
+UNROLLED = 16
+"""Steps of a scan or map up to which they are captured one by one. (A step as an operator's body costs a call of each
+of its operators; unrolled, they fuse, but capture grows with the length.)"""
+
+
+def _is_long(tracer: Tracer, rows: list[Any], dim: int) -> bool:
+    """Whether a scan over these becomes an operator."""
+    if not rows or not tracer.assumptions.loops or not all(isinstance(one, TracedTensor) for one in rows):
         return False
-    return True
+    if any(one.dim() == 0 or one.dim() <= dim % rows[0].dim() for one in rows):
+        return False
+    length = dim_of(rows[0].shape[dim])
+    if isinstance(length, int) and length <= UNROLLED:
+        return False
+    if tracer.recorder.level == "torch":
+        if tracer.recorder.changes_level:
+            raise Retry(lacks_form=True)
+        return False
+    return all(dim_of(one.shape[dim]) == length for one in rows)
 
 
-def _kind(value: Any) -> TensorType:
-    return replace(value.tensor_type, requires_grad=False, offset=0)
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """How the flat arguments of a scan's step become the two that the user's function takes."""
+
+    spec: Any
+    of_rows: Any
+    count: int
+
+    def carry(self, values: Args) -> Any:
+        return pytree.tree_unflatten(list(values[: self.count]), self.spec)
+
+    def row(self, values: Args) -> Any:
+        return pytree.tree_unflatten(list(values[self.count :]), self.of_rows)
+
+
+def _scan_body(
+    tracer: Tracer, roots: Any, step: Callable[..., Any], carried: list[Any], rows: list[Any]
+) -> tuple[Body, Any]:
+    """The recording of a scan's step, and the structure of what it gives for a row. What cannot be one is unrolled."""
+    try:
+        body = record_body(tracer, step, [], carried, rows, roots)
+        carry, outputs = pytree.tree_unflatten(list(range(len(body.results))), body.spec)
+        places = [*pytree.tree_leaves(carry), *pytree.tree_leaves(outputs)]
+        if places != list(range(len(places))) or not _same_types(body.results[: len(carried)], carried):
+            refuse("a scan whose carry changes its structure, shape or dtype")
+        if len(pytree.tree_leaves(carry)) != len(carried):
+            refuse("a scan whose carry changes its structure")
+    except GraphBreak as signal:
+        if signal.code in ("higher-order-operator", "data-dependent-scalar"):
+            raise Retry(loops=False) from None
+        raise
+    return body, pytree.tree_structure(outputs)
+
+
+def _scanned(tracer: Tracer, body: Body, carried: list[Any], rows: list[Any]) -> list[Any]:
+    """The operator of a scan: what it carries in the end, then the rows that it gives."""
+    carried, rows = here(tracer, carried), here(tracer, rows)
+    inputs, wanted = _common_inputs([body], [*carried, *rows])
+    graph = closed(body.recorder, body.results, placeholders_of(body, inputs))
+    kinds = [kind_of(value) for value in carried]
+    length = rows[0].tensor_type.shape[0]
+    for value in body.results[len(carried) :]:
+        shape = (length, *value.tensor_type.shape)
+        kinds.append(replace(kind_of(value), shape=shape, stride=contiguous_strides(shape)))
+    operators = subgraphs.SCAN, subgraphs.SCAN_BACKWARD
+    return _loop(tracer, operators, [body], [graph], _Operands(carried, rows, inputs, wanted), kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """What a loop's operator takes: what it carries, what it passes over, and what its body reads besides. wanted: the
+    tensors of the three that have a gradient, in this order (all floats of the first two, or none at all)."""
+
+    carried: list[Any]
+    rows: list[Any]
+    inputs: list[Any]
+    wanted: list[Any]
+
+    def all(self) -> list[Any]:
+        return [*self.carried, *self.rows, *self.inputs]
+
+    def split(self, values: list[Any]) -> tuple[list[Any], ...]:
+        """`values` of the three, as the operator takes them. (A while_loop passes over nothing.)"""
+        first, second = len(self.carried), len(self.carried) + len(self.rows)
+        parts = values[:first], values[first:second], values[second:]
+        return parts if self.rows else (parts[0], parts[2])
+
+
+def _loop(
+    tracer: Tracer, operators: Args, bodies: list[Body], graphs: list[Any], operands: _Operands, kinds: list[TensorType]
+) -> list[Any]:
+    def forward(values: list[Any]) -> list[Any]:
+        return _record(tracer.recorder, operators[0], graphs, kinds, ((), operands.split(values)))
+
+    if not operands.wanted:
+        return forward(operands.all())
+    body = bodies[-1]
+    floats = differentiable(kinds)
+    asked = [own for own in body.own if own.is_floating_point()]
+    asked += operands.wanted[len(asked) :]
+    back = record_gradient(tracer, body, operands.inputs, asked)
+    state = _generator_state(tracer, bodies) or (None,)
+
+    def backward(values: list[Any], tangents: list[Any]) -> list[Any]:
+        given = (*operands.split(values), [tangents[place] for place in floats], *state)
+        wanted = [kind_of(value) for value in operands.wanted]
+        for place, kind in enumerate(wanted):  # rows' gradients are stacked
+            wanted[place] = replace(kind, stride=contiguous_strides(kind.shape))
+        return _record(tracer.recorder, operators[1], [*graphs, back], wanted, ((), given))
+
+    return _differentiated(forward, backward, operands.all(), operands.wanted, set())
+
+
+def _generator_state(tracer: Tracer, bodies: list[Body]) -> tuple[Any, ...]:
+    """The state of the random generator before the operator, where its gradient has to draw the same numbers again."""
+    drawn = [node for body in bodies for node in body.recorder.graph.nodes if node.meta.get("random")]
+    if not drawn:
+        return ()
+    kinds = [kind for node in drawn for kind in leaves_of(node.meta["type"]) if isinstance(kind, TensorType)]
+    if any(kind.device.type != "cpu" for kind in kinds):
+        refuse("a gradient through random numbers of a GPU in a body")
+    size, device = len(torch.get_rng_state()), torch.device("cpu")
+    kind = TensorType((size,), (1,), torch.uint8, device, False, 0)
+    state = tracer.recorder.record(subgraphs.GENERATOR_STATE, (device,), kind)
+    return (state,)
+
+
+class _Differentiated(torch.autograd.Function):
+    """Recorded operators with their own backward. forward: (operands) → results; backward: (operands, tangents) →
+    gradients of those operands that have one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, forward: Callable[..., Any], backward: Callable[..., Any], facts: tuple[Any, Any], *operands: Any
+    ) -> Any:
+        wanted, constant = facts
+        ctx.run, ctx.wanted = backward, [any(value is one for one in wanted) for value in operands]
+        ctx.save_for_backward(*operands)
+        made = tuple(forward(list(operands)))
+        ctx.mark_non_differentiable(*(made[place] for place in constant))
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        found = iter(ctx.run(list(ctx.saved_tensors), list(tangents)))
+        return (None, None, None, *(next(found) if wanted else None for wanted in ctx.wanted))
+
+
+def _differentiated(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    operands: list[Any],
+    wanted: list[Any],
+    constant: set[int],
+) -> list[Any]:
+    if any(value._backward_hooks for value in wanted):
+        refuse("a tensor with a hook is an operand, and gradients are wanted")
+    return list(_Differentiated.apply(forward, backward, (wanted, constant), *operands))
 
 
 def _same_types(left: list[Any], right: list[Any]) -> bool:
@@ -225,44 +332,28 @@ def _same_types(left: list[Any], right: list[Any]) -> bool:
     )
 
 
-def _common_inputs(recorders: list[SubRecorder]) -> list[TracedTensor]:
-    """The outer tensors that any of the bodies uses, each once."""
+def _common_inputs(
+    bodies: list[Body], operands: list[TracedTensor] | None = None
+) -> tuple[list[TracedTensor], list[TracedTensor]]:
+    """The outer tensors that any of the bodies uses, each once, those with a gradient first; and what gradients are
+    wanted of: nothing, or the floats among a loop's `operands`, then these."""
     found: dict[int, TracedTensor] = {}
-    for recorder in recorders:
-        found.update((id(value), value) for value in recorder.lifted)
-    return list(found.values())
+    for body in bodies:
+        found.update((id(value), value) for value in body.recorder.lifted)
+    inputs = sorted(found.values(), key=lambda value: not value.requires_grad)
+    differentiated = [value for value in inputs if value.requires_grad]
+    operands = operands or []
+    if not torch.is_grad_enabled() or not any(value.requires_grad for value in (*inputs, *operands)):
+        return inputs, []
+    return inputs, [*(value for value in operands if value.is_floating_point()), *differentiated]
 
 
-def _closed(
-    recorder: SubRecorder, outputs: list[TracedTensor], inputs: list[TracedTensor], carried: int
-) -> torch.fx.Graph:
-    """The graph of a body whose placeholders are the sizes it needs, the carried values, then `inputs`; functional at
-    ATen level."""
-    graph = recorder.finish(outputs)
-    if recorder.level == "aten":
-        # Imported late: a process that finds all its graphs in the disk cache needs no passes.
-        graph = importlib.import_module("fusewright.graph.passes").run(graph)
-        for node in graph.nodes:
-            if isinstance(node.target, torch._ops.OpOverload) and facts(node.target).written:
-                _refuse("a body that writes into its operands")
-    own = list(graph.find_nodes(op="placeholder"))
-    places = {id(value): node for value, node in zip(recorder.lifted, own[carried:])}
-    closed = torch.fx.Graph()
-    values: dict[torch.fx.Node, torch.fx.Node] = {}
-    for index, node in enumerate(own[:carried]):
-        values[node] = _placeholder(closed, f"carried_{index}", node.meta)
-    for index, value in enumerate(inputs):
-        made = _placeholder(closed, f"input_{index}", {"type": _kind(value)})
-        if id(value) in places:
-            values[places[id(value)]] = made
-    closed.output(closed.graph_copy(graph, values))
-    return closed
-
-
-def _placeholder(graph: torch.fx.Graph, name: str, meta: dict[str, Any]) -> torch.fx.Node:
-    node = graph.placeholder(name)
-    node.meta.update(meta)
-    return node
+def _at_torch_level(tracer: Tracer, body: Body, inputs: list[TracedTensor], differentiated: bool) -> torch.fx.Graph:
+    """A body as a module of a torch-level graph."""
+    nested = any(node.op == "get_attr" for node in body.recorder.graph.nodes)
+    if differentiated or nested or any(isinstance(dim, Expr) for one in inputs for dim in one.tensor_type.shape):
+        tracer.recorder.lacks_form("higher-order-operator", "gradients, sizes or operators of this kind in a body")
+    return closed(body.recorder, body.results, placeholders_of(body, inputs))
 
 
 def _sizes(graphs: list[torch.fx.Graph]) -> list[Symbol]:
@@ -286,18 +377,29 @@ def _sizes(graphs: list[torch.fx.Graph]) -> list[Symbol]:
 
 
 def _record(
-    tracer: Tracer, operator: Any, graphs: list[torch.fx.Graph], kinds: list[TensorType], leading: Args, operands: Args
+    recorder: Recorder,
+    operator: Any,
+    graphs: list[torch.fx.Graph],
+    kinds: list[TensorType],
+    operands: tuple[Args, Args],
 ) -> list[Any]:
-    """The operator's node in the outer ATen graph."""
-    sizes = _sizes(graphs)
-    for graph in graphs:
+    """The operator's node in the outer ATen graph. operands: what stands before and behind the sizes."""
+    copies = [torch.fx.Graph() for _ in graphs]
+    for copy, graph in zip(copies, graphs):
+        values: dict[torch.fx.Node, torch.fx.Node] = {}
+        copy.output(copy.graph_copy(graph, values)).meta.update(graph.output_node().meta)
+    sizes = _sizes(copies)
+    for graph in copies:
         first = next(iter(graph.nodes))
         with graph.inserting_before(first):
             for size in sizes:  # named as sizes print, so that the graph's code runs
-                _placeholder(graph, size.name, {"type": size})
+                add_placeholder_of(graph, size.name, {"type": size})
         graph.lint()
-    key = subgraphs.register(graphs[0], graphs[1], kinds)
-    return tracer.recorder.record(operator, (key, *leading, sizes, *operands), tuple(kinds))
+    key = subgraphs.register(copies, kinds)
+    before, behind = operands
+    drawing = any(node.meta.get("random") for graph in copies for node in graph.nodes)
+    overload = operator.drawing if drawing else operator.default
+    return list(recorder.record(overload, (key, *before, sizes, *behind), tuple(kinds)))
 
 
 def _record_modules(
@@ -308,16 +410,14 @@ def _record_modules(
     arguments: Callable[[list[Any]], Args],
 ) -> list[Any]:
     """The operator's node in the outer torch-level graph, with the bodies as submodules."""
-    if _sizes(graphs) or any(graph.find_nodes(op="get_attr") for graph in graphs):
-        _refuse("symbolic sizes or constants in a body")
     parts = [tracer.recorder.submodule(torch.fx.GraphModule(torch.nn.Module(), graph)) for graph in graphs]
-    return tracer.recorder.record_call(operator, arguments(parts), [_kind(result) for result in results])
+    return tracer.recorder.record_call(operator, arguments(parts), [kind_of(result) for result in results])
 
 
 ROWS: dict[tuple[str, str], Row] = {
     ("torch._higher_order_ops.cond", "cond"): _cond,
     ("torch._higher_order_ops.while_loop", "while_loop"): _while_loop,
-    ("torch._higher_order_ops.map", "map"): _plain("map"),
-    ("torch._higher_order_ops.scan", "scan"): _plain("scan"),
+    ("torch._higher_order_ops.map", "map"): _map,
+    ("torch._higher_order_ops.scan", "scan"): _scan,
     ("torch._higher_order_ops.associative_scan", "associative_scan"): _plain("associative_scan"),
 }

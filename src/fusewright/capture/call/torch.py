@@ -536,7 +536,8 @@ def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         return x
     if p == 1 and training and not given.get("inplace") and x.is_floating_point():  # type: ignore[union-attr]
         return tracer.call(
-            torch.mul, (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device}))  # type: ignore
+            torch.mul,
+            (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device})),  # type: ignore
         )
     return _run_native(tracer, dropout, args, kwargs)
 

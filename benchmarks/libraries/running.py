@@ -1,0 +1,240 @@
+"""Typical programs of other people's libraries: graph breaks beside torch.compile's, results and speed beside eager's.
+
+    python -m benchmarks.libraries [--only PROGRAM-OR-LIBRARY,...] [--json FILE] [--write docs/libraries.md] [--seconds 120]
+
+Each program runs in a process of its own, once under `fusewright.compile` (native backend) and once under `torch.compile(backend="eager")`,
+which captures as its default backend does. Three calls each; graph breaks are counted over all of them. A program that cannot be made (its
+library is missing, or does not load) is named with the reason, and counts nowhere. The libraries are no part of our environment: install them
+beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.coverage import Facts, difference
+from benchmarks.libraries import cpu_parts, pictures, science, text  # noqa: F401  (they fill the table)
+from benchmarks.libraries.table import PROGRAMS, Program
+from benchmarks.tables import origin, provenance, save_rows
+
+CALLS = 3
+TOLERANCE = 1e-4
+SECONDS_OF_TIMING = 1.0
+PROCESSES = multiprocessing.get_context("forkserver")
+PRELOADED = ["benchmarks.libraries.running", "transformers", "fusewright.compiler", "fusewright.backends.native"]
+"""What a process for a program begins with. (Not torch._dynamo: it comes with the peer.)"""
+
+
+def modules_of(f: Any) -> list[nn.Module]:
+    """The modules that a callable is, belongs to, or closes over."""
+    cells = [cell.cell_contents for cell in getattr(f, "__closure__", None) or ()]
+    return [one for one in (f, getattr(f, "__self__", None), *cells) if isinstance(one, nn.Module)]
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of a result, through containers and objects."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = list(value) if isinstance(value, (list, tuple)) else []
+    parts = list(value.values()) if isinstance(value, dict) else parts
+    return [one for part in parts for one in tensors(part)]
+
+
+def call(program: Program, f: Callable[..., Any], original: Any, args: tuple[Any, ...]) -> Any:
+    """One call: its result, and the gradients where the program trains."""
+    torch.manual_seed(5)
+    if not program.training:
+        with torch.no_grad():
+            return f(*args)
+    result = f(*args)
+    leaves = [one for module in modules_of(original) for one in module.parameters()]
+    leaves += [one for one in tensors(args) if one.requires_grad]
+    total = sum(one.sum() for one in tensors(result) if one.requires_grad)
+    total.backward()  # type: ignore[union-attr]
+    gradients = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return [one.detach() for one in tensors(result)], [one for one in gradients if one is not None]
+
+
+def made(program: Program) -> tuple[Any, tuple[Any, ...]]:
+    torch.manual_seed(3)
+    return program.make()
+
+
+def work(name: str, peer: str) -> dict[str, Any]:
+    """What one peer does with a program, in this process."""
+    program = PROGRAMS[name]
+    warnings.simplefilter("ignore")
+    try:
+        cpu_parts.provide()
+        f, args = made(program)
+        eager, eager_args = made(program)
+        expected = [call(program, eager, eager, eager_args) for _ in range(CALLS)]
+    except Exception as error:
+        return {"unmade": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    if peer == "theirs":
+        from torch._dynamo.utils import counters
+
+        compiled = torch.compile(f, backend="eager")
+        try:
+            for _ in range(CALLS):
+                call(program, compiled, f, args)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        return {"breaks": [cause for cause, count in counters["graph_break"].items() for _ in range(count)]}
+    import fusewright
+
+    with Facts() as facts:
+        compiled = fusewright.compile(f)
+        try:
+            worst = max(difference(call(program, compiled, f, args), one) for one in expected)
+        except Exception as error:
+            if os.environ.get("LIBRARIES_TRACE"):
+                raise
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200], "breaks": facts.breaks}
+    times: dict[str, list[float]] = {"eager": [], "ours": []}
+    until = time.perf_counter() + SECONDS_OF_TIMING
+    while len(times["ours"]) < 3 or time.perf_counter() < until:
+        for key, run, arguments in (("eager", eager, eager_args), ("ours", compiled, args)):
+            start = time.perf_counter()
+            call(program, run, eager if key == "eager" else f, arguments)
+            times[key].append(time.perf_counter() - start)
+    ratio = statistics.median(one / other for one, other in zip(times["eager"], times["ours"], strict=True))
+    return {"breaks": facts.breaks, "difference": worst, "graphs": facts.graphs, "speed": round(ratio, 2)}
+
+
+def report(name: str, peer: str, into: Connection) -> None:
+    """The child's part of `run`."""
+    if not os.environ.get("LIBRARIES_TRACE"):
+        with open(os.devnull, "w") as nowhere:  # the libraries say much
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+    torch.set_num_threads(1)
+    into.send(work(name, peer))
+    into.close()
+    os._exit(0)  # threads of the libraries need not be waited for
+
+
+def run(name: str, peer: str, seconds: int) -> dict[str, Any]:
+    """One peer's run of a program, in a process of its own."""
+    ours, theirs = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=report, args=(name, peer, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return dict(ours.recv()) if ours.poll(seconds) else {"error": f"more than {seconds} s"}
+    except EOFError:
+        process.join()
+        return {"error": f"the process ended with {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def row(name: str, seconds: int) -> dict[str, Any]:
+    program = PROGRAMS[name]
+    ours = run(name, "ours", seconds)
+    record = {"library": program.library, "program": name, "kind": "training" if program.training else "inference"}
+    if "unmade" in ours:
+        return {**record, "unmade": ours["unmade"]}
+    theirs = run(name, "theirs", seconds)
+    return {
+        **record,
+        "breaks": len(ours.get("breaks", ())),
+        "theirs": len(theirs["breaks"]) if "breaks" in theirs else None,
+        "error": ours.get("error", ""),
+        "their error": theirs.get("error", ""),
+        "difference": ours.get("difference"),
+        "equal": "error" not in ours and ours["difference"] <= TOLERANCE,
+        "speed": ours.get("speed"),
+        "causes": list(dict.fromkeys(ours.get("breaks", ()))),
+    }
+
+
+def no_more(record: dict[str, Any]) -> bool:
+    """Whether a program has no more breaks than torch.compile, which may have failed."""
+    return not record["error"] and (record["theirs"] is None or record["breaks"] <= record["theirs"])
+
+
+def page(records: list[dict[str, Any]]) -> str:
+    """docs/libraries.md."""
+    ran = [record for record in records if "unmade" not in record]
+    count = max(1, len(ran))
+    shares = [
+        (sum(not record["breaks"] and not record["error"] for record in ran), "have no graph break"),
+        (sum(map(no_more, ran)), "have no more graph breaks than under torch.compile"),
+        (sum(record["equal"] for record in ran), f"equal eager within {TOLERANCE:g}"),
+    ]
+    said = [
+        "# Libraries",
+        "",
+        "Typical programs of other people's libraries, with random weights, written by `benchmarks/libraries`.",
+        origin(provenance()),
+        "",
+        *(f"- {good} of {len(ran)} programs ({100 * good / count:.1f}%) {what}." for good, what in shares),
+        "",
+        '*Breaks*: graph breaks in three calls, ours and those of `torch.compile(backend="eager")`; *failed* where it raised an error or took',
+        "too long. *Difference*: the largest ||compiled - eager|| / ||eager|| over results, and gradients in training. *Speed*: eager's time over",
+        "ours, medians of calls in turn; small programs, so mostly what a call costs.",
+        "",
+        "| library | program | kind | breaks | torch.compile's | difference | speed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for record in ran:
+        theirs = "failed" if record["theirs"] is None else record["theirs"]
+        error = record["difference"]
+        cells = [
+            record["library"],
+            record["program"],
+            record["kind"],
+            "failed" if record["error"] else record["breaks"],
+            theirs,
+        ]
+        cells += ["" if error is None else f"{error:.1e}", record["speed"] or ""]
+        said.append("| " + " | ".join(map(str, cells)) + " |")
+    if any(record["causes"] or record["error"] for record in ran):
+        said += ["", "## What breaks", "", "| program | causes |", "|---|---|"]
+        for record in ran:
+            causes = [record["error"]] * bool(record["error"]) + record["causes"]
+            if causes:
+                said.append(f"| {record['program']} | {'; '.join(causes).replace('|', '/').replace(chr(10), ' ')} |")
+    left = [record for record in records if "unmade" in record]
+    if left:
+        said += ["", "## Left out", "", "| program | reason |", "|---|---|"]
+        said += [f"| {record['program']} | {record['unmade'].replace('|', '/')} |" for record in left]
+    return "\n".join(said) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="programs or libraries, separated by commas")
+    parser.add_argument("--seconds", type=int, default=120, help="the most that one peer may take for one program")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", type=Path)
+    arguments = parser.parse_args()
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    wanted = arguments.only.split(",") if arguments.only else None
+    names = [name for name, one in PROGRAMS.items() if wanted is None or {name, one.library} & set(wanted)]
+    records = []
+    for name in names:
+        records.append(row(name, arguments.seconds))
+        told = {key: value for key, value in records[-1].items() if key not in ("library", "program", "kind")}
+        print(f"{name:32} {told}", flush=True)
+        if arguments.json:
+            save_rows(arguments.json, records)
+    if arguments.write:
+        arguments.write.write_text(page(records))
