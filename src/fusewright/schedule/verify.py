@@ -118,7 +118,9 @@ def _locals(product: Product) -> set[str]:
     return {product.local} if product.softmax is None else {product.local, product.softmax.most, product.softmax.total}
 
 
-def _verify_operands(kernel: Kernel, product: Product, known: set[str], outer: frozenset[Expr] = frozenset()) -> None:
+def _verify_operands(
+    kernel: Kernel, product: Product, known: set[str], outer: frozenset[Expr] = frozenset()
+) -> None:
     allowed = {product.k, *(axis.symbol for axis in kernel.outer), *outer}
     made: set[str] = set()
     if product.softmax is not None:

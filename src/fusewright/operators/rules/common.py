@@ -138,8 +138,7 @@ def is_dense(t: TensorType) -> bool:
     if any(isinstance(s, Expr) for s in (*t.shape, *t.stride)):
         return is_contiguous(t) or is_channels_last(t)
     axes = sorted(
-        (axis for axis in range(t.ndim) if t.shape[axis] >= 2),
-        key=lambda axis: t.stride[axis],  # type: ignore
+        (axis for axis in range(t.ndim) if t.shape[axis] >= 2), key=lambda axis: t.stride[axis]  # type: ignore
     )
     if any(size == 0 for size in t.shape):
         axes = sorted(range(t.ndim), key=lambda axis: (t.shape[axis] < 2, t.stride[axis]))  # type: ignore[operator]

@@ -127,8 +127,7 @@ def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int])
     """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside,
     in the order of the input's strides, the transformed ones inside, as listed."""
     batch = sorted(
-        (axis for axis in range(input.ndim) if axis not in dims),
-        key=lambda axis: -input.stride[axis],  # type: ignore
+        (axis for axis in range(input.ndim) if axis not in dims), key=lambda axis: -input.stride[axis]  # type: ignore
     )
     strides: list[Dim] = [0] * input.ndim
     running: Dim = 1

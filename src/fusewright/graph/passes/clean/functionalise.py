@@ -104,7 +104,9 @@ def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
             copies[node] = new.node_copy(node, copies.__getitem__)
             continue
         meta = node.meta
-        made = copies[node] = add_call(new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies))
+        made = copies[node] = add_call(
+            new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies)
+        )
         made.meta = {name: meta[name] for name in ("type", GIVES) if name in meta} | marks_of(node)
         made.meta["location"] = meta.get("location", ())
         if node.target is not operator.getitem and facts(node.target).random:  # type: ignore[arg-type]
