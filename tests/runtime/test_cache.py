@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from fusewright.base.errors import CacheWarning
+from fusewright.runtime import host
 from fusewright.runtime.cache import (
     KERNEL_MAGIC,
     STALE_SECONDS,
@@ -359,3 +360,35 @@ def test_a_bundle_takes_gpu_kernels_along(
         file.writestr(f"cubin/{key_of('b')[:48]}.cubin", b"damaged")
     assert cli.main(["cache", "import", bundle]) == 1 and "refused 2" in capsys.readouterr().out
     assert not (tmp_path / "outside.cubin").exists()
+
+
+def test_a_note_is_read_under_its_own_key_only(tmp_path: Path) -> None:
+    store = DiskCache(tmp_path / "cache", 1 << 20)
+    keys = [hashlib.sha256(bytes([place])).hexdigest() for place in range(2)]
+    assert store.noted(keys[0]) is None
+    store.note(keys[0], b"first")
+    assert store.noted(keys[0]) == b"first" and store.noted(keys[1]) is None
+    store.note(keys[1], b"second")  # in place of the first
+    assert store.noted(keys[0]) is None and store.noted(keys[1]) == b"second"
+    (tmp_path / "cache" / "note").write_bytes(b"damaged")
+    assert store.noted(keys[1]) is None and not store.entries()
+    store.note(keys[1], b"second")
+    store.clear()
+    assert store.noted(keys[1]) is None
+
+
+def test_the_digest_of_the_code_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that changed gives another digest, also where an earlier process noted one; it is that of the content."""
+    package = tmp_path / "fusewright" / "runtime"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(host, "__file__", str(package / "host.py"))
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    (package / "host.py").write_text("a = 1\n")
+    digest = host._sources.__wrapped__
+    first = digest()
+    assert digest() == first
+    (package / "host.py").write_text("a = 22\n")
+    second = digest()
+    assert second != first and digest() == second
+    (package / "host.py").write_text("a = 1\n")
+    assert digest() == first

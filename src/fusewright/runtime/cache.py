@@ -38,6 +38,8 @@ KERNEL_NAME_LENGTH = 48
 KERNEL_MAGIC = b"fusewright-cubin-2\n"
 KERNEL_FOLDER = "cubin"
 KERNEL_SUFFIX = ".cubin"
+NOTE = "note"
+"""The file that holds one thing that is quick to make again."""
 STALE_SECONDS = 600.0
 """A temporary file this old was left by a writer that died."""
 UNLOCKED_SECONDS = 5.0
@@ -207,6 +209,19 @@ class DiskCache:
         self._writes += 1
         return True
 
+    def noted(self, key: str) -> bytes | None:
+        """What `note` kept last, if it was under this key."""
+        if not self._is_usable():
+            return None
+        try:
+            return unpack(key, read_file(self.folder / NOTE))[1]
+        except (OSError, DamagedEntry, UnicodeDecodeError):
+            return None  # none is there, or another one
+
+    def note(self, key: str, body: bytes) -> None:
+        """Keeps a few bytes in place of what was noted before."""
+        self._write(self.folder / NOTE, pack(key, "", body))
+
     def discard(self, key: str) -> None:
         """Removes an entry, if it is there."""
         self._remove(self._path(key))
@@ -248,6 +263,8 @@ class DiskCache:
         count = sum(self._remove(path) for path, _ in (*self._files(), *self._kernels()))
         for path in self._temporaries():
             self._remove(path)
+        if self._is_usable():
+            self._remove(self.folder / NOTE)
         return count
 
     def verify(self) -> list[str]:
