@@ -304,3 +304,78 @@ def _residual(width: int) -> nn.Module:
 
 add("UNet", lambda: UNet().to("cuda", Half), lambda: (r(4, 4, 64, 64),), setup=True, tolerance=5e-2)
 add("UNet, training", lambda: UNet().to("cuda", Half), lambda: (r(4, 4, 64, 64),), setup=True, train=True, tolerance=5e-2)  # fmt: skip
+
+
+# --- models: libraries are imported where a model is made -------------------------------------------------------------
+
+
+class First(nn.Module):
+    """The first tensor of a model's output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(x)[0]
+        return found
+
+
+def _transformer(name: str) -> nn.Module:
+    import transformers as t
+
+    made = {
+        "BERT": lambda: t.BertModel(t.BertConfig(num_hidden_layers=6)),
+        "Llama": lambda: t.LlamaModel(
+            t.LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=16,
+                          num_key_value_heads=8, use_cache=False)),
+        "GPT-2": lambda: t.GPT2Model(t.GPT2Config(n_layer=6, use_cache=False)),
+    }[name]()  # fmt: skip
+    for module in made.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return First(made.to("cuda", Half))
+
+
+def _vision(name: str) -> nn.Module:
+    import torchvision
+
+    model: nn.Module = getattr(torchvision.models, name)().to("cuda", Half)
+    return model.to(memory_format=torch.channels_last)
+
+
+class DiT(nn.Module):
+    """Blocks of a diffusion transformer, with adaptive norms."""
+
+    def __init__(self, width: int = 768, depth: int = 6) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([nn.Linear(width, 6 * width), nn.Linear(width, 3 * width), nn.Linear(width, width),
+                           nn.Linear(width, 4 * width), nn.Linear(4 * width, width)])
+            for _ in range(depth)
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        b, n, c = x.shape
+        for change, qkv, out, up, down in self.blocks:  # type: ignore[misc]
+            a1, s1, g1, a2, s2, g2 = change(F.silu(time)).unsqueeze(1).chunk(6, -1)
+            y = F.layer_norm(x, (c,)) * (1 + s1) + a1
+            q, k, v = qkv(y).view(b, n, 3, c // 64, 64).permute(2, 0, 3, 1, 4)
+            x = x + g1 * out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c))
+            y = F.layer_norm(x, (c,)) * (1 + s2) + a2
+            x = x + g2 * down(F.gelu(up(y), approximate="tanh"))
+        return x
+
+
+for name, size in (("BERT", (16, 256)), ("Llama", (4, 512)), ("GPT-2", (8, 512))):
+    for train in (False, True):
+        add(f"model {name}{', training' if train else ''}", lambda name=name: _transformer(name),
+            lambda size=size: (i(20000, *size),), setup=True, train=train, tolerance=1e-1)  # fmt: skip
+for name in ("resnet50", "vit_b_16", "convnext_tiny"):
+    add(f"model {name}", lambda name=name: _vision(name).eval(), lambda: (r(32, 3, 224, 224, last=True),), setup=True,
+        tolerance=1e-1)  # fmt: skip
+add("model resnet50, training", lambda: _vision("resnet50"), lambda: (r(32, 3, 224, 224, last=True),), setup=True,
+    train=True, tolerance=2e-1)  # fmt: skip
+add("model DiT", lambda: DiT().to("cuda", Half), lambda: (r(8, 256, 768), r(8, 768)), setup=True, tolerance=5e-2)
+add("model DiT, training", lambda: DiT().to("cuda", Half), lambda: (r(8, 256, 768), r(8, 768)), setup=True, train=True,
+    tolerance=1e-1)  # fmt: skip

@@ -17,12 +17,14 @@ from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS
 from fusewright.loops.ir import Buffer, LoopProgram
 from fusewright.runtime import cuda_code
-from fusewright.schedule import ScheduleOptions
-from fusewright.schedule.plan import Kernel, Plan
-from fusewright.select import fused_attention
+from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule.plan import UNBOUNDED, Kernel, Plan, Reduce, RunExtern
+from fusewright.schedule.unroll import Repeat
+from fusewright.select import chained_products, fused_attention
 from fusewright.select.autotune import Tuned, tune
 from fusewright.select.candidates import Records
 from fusewright.select.measure import GpuTrials, machine_text
+from fusewright.sizes import expressions as sizes
 
 __all__ = [
     "Unsupported",
@@ -30,6 +32,7 @@ __all__ = [
     "compile_kernels",
     "may_autotune",
     "schedule_options",
+    "scheduled",
     "split",
     "texts",
     "warm_up",
@@ -57,6 +60,27 @@ def schedule_options(options: ScheduleOptions, program: LoopProgram) -> Schedule
         options, min_parallel=4 * units, lanes=64, held_rows=PERSISTENT_COLUMNS, chunks=8 * units, smallest_chunk=512,
         gathered_chunk=128, scratch_bytes=128 * 1024, own_bytes=OWN_BYTES,
     )  # fmt: skip
+
+
+def scheduled(program: LoopProgram, options: ScheduleOptions, repeat: Repeat | None = None) -> Plan:
+    """The program's plan. Long reductions of few rows are cut into chunks, which keeps a softmax from becoming part of
+    attention: they stay whole where attention takes all of them, and keeps the GPU busy."""
+    cut = schedule(program, options, repeat)
+    externs = [step.extern for step in cut.steps if isinstance(step, RunExtern)]
+    batches = sum(extern.target is torch.ops.aten.bmm.default for extern in externs)
+    if repeat is not None or batches < 2 or not any("_partial_" in name for name in cut.kernels):
+        return cut
+    whole = schedule(program, replace(options, smallest_chunk=UNBOUNDED, gathered_chunk=0, min_parallel=1))
+    taken = with_fused_attention(whole)
+    busy = options.min_parallel // 8
+    for kernel in taken.kernels.values():
+        points = sizes.product(axis.extent for axis in kernel.outer[:2])
+        softmax = kernel.product is not None and kernel.product.softmax is not None
+        if softmax and not (isinstance(points, int) and points >= busy):
+            return cut
+        if not softmax and any(isinstance(one, Reduce) for stage in kernel.stages for one in stage.statements):
+            return cut
+    return whole if len(taken.steps) < len(whole.steps) else cut
 
 
 def split(plan: Plan) -> tuple[list[Kernel], list[Kernel]]:
@@ -96,7 +120,8 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
 
 
 def with_fused_attention(plan: Plan) -> Plan:
-    """The plan with each attention on a GPU as one kernel, where there is code for it."""
+    """The plan with each attention on a GPU as one kernel, and with products of what other products gave as one kernel
+    each, where there is code for it."""
 
     def has_code(kernel: Kernel) -> bool:
         device = home(kernel, plan.buffers)
@@ -108,7 +133,7 @@ def with_fused_attention(plan: Plan) -> Plan:
             return False
         return True
 
-    return fused_attention.fused(plan, has_code)
+    return chained_products.fused(fused_attention.fused(plan, has_code), has_code)
 
 
 def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
