@@ -274,7 +274,8 @@ def _joined(
     left = Operand(weight_name(inner), rounded, 0, 0, value=weight)
     whole = replace(site, left=left, right=right)
     variant = variants.fused(plan, whole) if site.following >= 0 else variants.plain(plan, whole)
-    if variant is None or any(store.buffer in variant.kernels[0].buffers for store in stores):  # it reads a row's number
+    reads_rows = variant is not None and any(store.buffer in variant.kernels[0].buffers for store in stores)
+    if variant is None or reads_rows:
         whole = sites.alone(whole)
         steps = tuple(number for number in steps if number != site.following)
         variant = variants.plain(plan, whole)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.fx
@@ -34,7 +35,7 @@ LEAST, MOST_FEATURES = 16, 256
 _SOFTMAX = (aten._safe_softmax.default, aten._softmax.default)
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _CASTS = (aten._to_copy.default,)
-_AGAIN = (aten.bmm.default, aten.index.Tensor, aten.clone.default, *_VIEWS, *_CASTS)
+_COPIES = (aten.clone.default, *_VIEWS, *_CASTS)
 
 
 def recomputed_scores(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
@@ -131,6 +132,10 @@ def _found(node: Node) -> _Found | None:
     if len(products) != 1 or along.target is not aten.bmm.default:
         return None
     (product,) = products
+    narrow = product.args[0]
+    assert isinstance(narrow, Node)
+    if any(not _is_alike(_kind(one.args[0]), _kind(narrow)) for one in turned):  # type: ignore[arg-type]
+        return None
     values, across = product.args[1], along.args[1]
     if _turned(across) is not values and _turned(values) is not across:
         return None
@@ -144,8 +149,11 @@ def _found(node: Node) -> _Found | None:
     fits = all(isinstance(width, int) and LEAST <= width <= MOST_FEATURES for width in widths)
     if half is None or half is not other or not fits:
         return None
-    assert isinstance(product.args[0], Node)
-    return _Found(node, weights, product.args[0], product, along, tuple(again), tuple(turned), half, tuple(last))
+    return _Found(node, weights, narrow, product, along, tuple(again), tuple(turned), half, tuple(last))
+
+
+def _is_alike(kind: TensorType, other: TensorType) -> bool:
+    return (kind.shape, kind.dtype) == (other.shape, other.dtype)
 
 
 def _half(operand: object) -> torch.dtype | None:
@@ -161,17 +169,22 @@ def _half(operand: object) -> torch.dtype | None:
 
 def _again(scores: object) -> list[Node]:
     """What is computed again for the scores: pointwise operators, views and reads at indices down to products, and what
-    casts and turns the products' operands."""
+    casts, turns and repeats the products' operands."""
     found: dict[Node, None] = {}
-    pending = [scores]
+    pending: list[tuple[Any, bool]] = [(scores, False)]
     while pending:
-        node = pending.pop()
+        node, is_operand = pending.pop()
         if not isinstance(node, Node) or node in found or node.op != "call_function":
             continue
-        if node.target in _AGAIN or _is_pointwise(node) or _is_view(node):
+        is_product = node.target is aten.bmm.default
+        if node.target in _COPIES or _is_view(node) or (not is_operand and (is_product or _is_plain(node))):
             found[node] = None
-            pending.extend(node.all_input_nodes)
+            pending.extend((one, is_operand or is_product) for one in node.all_input_nodes)
     return list(found)
+
+
+def _is_plain(node: Node) -> bool:
+    return node.target is aten.index.Tensor or _is_pointwise(node)
 
 
 def _last(node: Node) -> list[Node]:
