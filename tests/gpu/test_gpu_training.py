@@ -233,4 +233,6 @@ def test_rows_of_halves_are_added(dtype: torch.dtype) -> None:
         return torch.autograd.grad(made, leaf, [torch.randn_like(one.float()).to(dtype).to(one.dtype) for one in made])[0]
 
     found, wanted = gradient(fusewright.compile(reads, fullgraph=True), weight), gradient(reads, weight.double())
-    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=1e-1)
+    eagers = gradient(reads, weight)
+    error, usual = ((one.double() - wanted).norm() / wanted.norm() for one in (found, eagers))
+    assert error <= 1.2 * usual

@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import torch.fx
 
 import fusewright
 from fusewright.autograd import partition
-from fusewright.backends import pipeline
+from fusewright.backends import gpu, pipeline
+from fusewright.base.records import replace
+from fusewright.codegen.triton import Processor, generate
 from fusewright.graph.passes.attention import recomputed_scores
 from fusewright.loops.lower import lower
 from fusewright.operators.decompositions import flex_attention as written_out
-from fusewright.schedule import schedule
+from fusewright.runtime import cuda_code
+from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import RunExtern
 from fusewright.select import chained_products, fused_attention
+from fusewright.sizes.tensor_type import TensorType
+from tests.graph.texts import graph_of
 from tests.select.product_programs import GPU
 
 pytest.importorskip("triton")
@@ -91,10 +98,18 @@ SHAPES = {  # batch, heads, heads of keys, rows, columns, features of keys, of v
 QUICK = {("causal", "grouped"), ("window", "square"), ("documents", "odd"), ("with a mask", "square")}
 
 
-def halves_of(
-    program: Program, arguments: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, list[Any]]:
-    """The result, the gradients, their tangent, and the plans, whose kernels ran interpreted."""
+@dataclass
+class Recorded:
+    """A training step compiled on a CPU: its result, the gradients' tangent, and its halves as graphs."""
+
+    result: torch.Tensor
+    tangent: torch.Tensor
+    graphs: list[tuple[str, torch.fx.Graph, Any]]
+    saved: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
+def recorded(program: Program, arguments: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Recorded:
     graphs: list[tuple[str, Any, Any]] = []
     splits: list[tuple[Any, Any]] = []
     generate, split = pipeline.generate, partition.split
@@ -112,21 +127,29 @@ def halves_of(
     monkeypatch.setattr(partition, "split", splitting)
     stages = [stage for stage in pipeline.GRAPH_STAGES if stage.name != "precision"]
     monkeypatch.setattr(pipeline, "GRAPH_STAGES", stages)
-    compiled = fusewright.compile(program, fullgraph=True)
-    result = compiled(*arguments)
+    result = fusewright.compile(program, fullgraph=True)(*arguments)
     tangent = torch.randn_like(result)
     torch.autograd.grad(result, [one for one in arguments if one.requires_grad], tangent)
     ((made, joint),) = splits
+    return Recorded(result, tangent, graphs, made.saved, joint.gradients)
+
+
+def halves_of(
+    program: Program, arguments: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, list[Any]]:
+    """The result, the gradients, their tangent, and the plans, whose kernels ran interpreted."""
+    step = recorded(program, arguments, monkeypatch)
     plans = []
-    for _, graph, to_compile in graphs:
-        plan = fused_attention.fused(schedule(lower(graph, to_compile.constants, True), GPU), lambda kernel: True)
-        plans.append(chained_products.fused(plan, lambda kernel: True))
+    for _, graph, to_compile in step.graphs:
+        scheduled = schedule(lower(graph, to_compile.constants, True), GPU)
+        plan = fused_attention.fused(scheduled, lambda kernel, buffers: True)
+        plans.append(chained_products.fused(plan, lambda kernel, buffers: True))
     inputs = [one.detach() for one in arguments]
     results = run_plan(plans[0], inputs)
-    saved = [inputs[place] if place >= 0 else results[~place] for place in made.saved]
-    found = dict(zip(joint.gradients, run_plan(plans[1], [*saved, tangent])))
+    saved = [inputs[place] if place >= 0 else results[~place] for place in step.saved]
+    found = dict(zip(step.gradients, run_plan(plans[1], [*saved, step.tangent])))
     wanted = [place for place, one in enumerate(arguments) if one.requires_grad]
-    return results[0].view(result.shape), [found[place] for place in wanted], tangent, plans
+    return results[0].view(step.result.shape), [found[place] for place in wanted], step.tangent, plans
 
 
 def arguments_of(shape: str, table: torch.Tensor) -> list[torch.Tensor]:
@@ -195,3 +218,66 @@ def test_an_infinite_score(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = torch.autograd.grad(made, arguments[:3], tangent)
     assert torch.equal(result.isnan(), made.isnan())
     assert torch.equal(gradients[0].isnan(), wanted[0].isnan())
+
+
+def like_an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_code, "processor", lambda index: Processor(arch=90, units=132))
+    monkeypatch.setattr(cuda_code, "triton_version", lambda: "3.6.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def on_a_gpu(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """The graph as if it had been recorded there."""
+
+    def moved(kind: Any) -> Any:
+        if isinstance(kind, (tuple, list)):
+            return tuple(map(moved, kind))
+        return replace(kind, device=torch.device("cuda", 0)) if isinstance(kind, TensorType) else kind
+
+    for node in graph.nodes:
+        if "type" in node.meta:
+            node.meta["type"] = moved(node.meta["type"])
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+    return graph
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 2, 300, 300, 64, 64), (2, 2, 2, 128, 128, 256, 256), (2, 2, 1, 130, 70, 32, 32)], ids=str
+)
+@pytest.mark.parametrize("name", ["causal", "window", "documents"])
+def test_a_gpus_plans(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend's own schedule and choice, with the options of a large GPU: one kernel, and three."""
+    like_an_h100(monkeypatch)
+    program, table = {
+        "causal": PROGRAMS["causal"],
+        "window": PROGRAMS["window"],
+        "documents": (PROGRAMS["documents"][0], torch.arange(300) // 70),
+    }[name]
+    monkeypatch.setitem(SHAPES, "given", shape)
+    step = recorded(program, arguments_of("given", table), monkeypatch)
+    products = []
+    for _, graph, to_compile in step.graphs:
+        lowered = lower(on_a_gpu(graph), to_compile.constants, True)
+        plan = gpu.with_fused_attention(gpu.scheduled(lowered, gpu.schedule_options(ScheduleOptions(), lowered)))
+        assert not [one.extern.name for one in plan.steps if isinstance(one, RunExtern)]
+        assert generate(list(plan.kernels.values()), plan.buffers, cuda_code.processor(0))
+        products.append(sum(kernel.product is not None for kernel in plan.kernels.values()))
+    assert products == [1, 3]
+
+
+def test_decoding_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A softmax of few long rows stays whole, where that keeps the GPU busy."""
+    like_an_h100(monkeypatch)
+    text = """
+        %q: bfloat16[128, 1, 64]@cuda = input
+        %k: bfloat16[128, 64, 4096]@cuda = input
+        %v: bfloat16[128, 4096, 64]@cuda = input
+        %s = aten.bmm(%q, %k)
+        %w = aten._softmax(%s, -1, False)
+        %y = aten.bmm(%w, %v)
+        return [%y]"""
+    program = lower(graph_of(text), ())
+    options = gpu.schedule_options(ScheduleOptions(), program)
+    (kernel,) = gpu.with_fused_attention(gpu.scheduled(program, options)).kernels.values()
+    assert kernel.product is not None and kernel.product.softmax is not None

@@ -38,7 +38,7 @@ def test_flex_attention(score: str, mask: str) -> None:
         result, sums, _ = written_out.flex_attention(q, k, v, mod, (MASKS.get(mask, noop_mask),), 0.25)
         return result, sums * math.log(2)
 
-    plan = fused_attention.fused(schedule(lowered(attend, [q, k, v]), GPU), lambda kernel: True)
+    plan = fused_attention.fused(schedule(lowered(attend, [q, k, v]), GPU), lambda kernel, buffers: True)
     (kernel,) = plan.kernels.values()
     assert kernel.product is not None and kernel.product.softmax is not None and len(plan.steps) == 1
     made = create_block_mask(MASKS[mask], 1, 4, LENGTH, LENGTH, device="cpu")

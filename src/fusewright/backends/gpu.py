@@ -15,7 +15,7 @@ from fusewright.base.records import replace
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
 from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS
-from fusewright.loops.ir import Buffer, LoopProgram
+from fusewright.loops.ir import Buffer, Extern, LoopProgram
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import UNBOUNDED, Kernel, Plan, Reduce, RunExtern
@@ -63,24 +63,28 @@ def schedule_options(options: ScheduleOptions, program: LoopProgram) -> Schedule
 
 
 def scheduled(program: LoopProgram, options: ScheduleOptions, repeat: Repeat | None = None) -> Plan:
-    """The program's plan. Long reductions of few rows are cut into chunks, which keeps a softmax from becoming part of
-    attention: they stay whole where attention takes all of them, and keeps the GPU busy."""
+    """The program's plan. Reductions of few rows are cut into chunks, or their stages run one after the other on more
+    points, which keeps a softmax from becoming part of attention: rows stay whole where attention takes all of them,
+    and keeps the GPU busy."""
     cut = schedule(program, options, repeat)
-    externs = [step.extern for step in cut.steps if isinstance(step, RunExtern)]
-    batches = sum(extern.target is torch.ops.aten.bmm.default for extern in externs)
-    if repeat is not None or batches < 2 or not any("_partial_" in name for name in cut.kernels):
+    if repeat is not None or len(_batches(cut)) < 2 or not _batches(with_fused_attention(cut)):
         return cut
     whole = schedule(program, replace(options, smallest_chunk=UNBOUNDED, gathered_chunk=0, min_parallel=1))
     taken = with_fused_attention(whole)
-    busy = options.min_parallel // 8
     for kernel in taken.kernels.values():
         points = sizes.product(axis.extent for axis in kernel.outer[:2])
         softmax = kernel.product is not None and kernel.product.softmax is not None
-        if softmax and not (isinstance(points, int) and points >= busy):
+        if softmax and not (isinstance(points, int) and points >= options.min_parallel // 8):
             return cut
         if not softmax and any(isinstance(one, Reduce) for stage in kernel.stages for one in stage.statements):
             return cut
-    return whole if len(taken.steps) < len(whole.steps) else cut
+    return whole if len(_batches(taken)) < len(_batches(whole)) else cut
+
+
+def _batches(plan: Plan) -> list[Extern]:
+    """The plan's batched products."""
+    externs = [step.extern for step in plan.steps if isinstance(step, RunExtern)]
+    return [extern for extern in externs if extern.target is torch.ops.aten.bmm.default]
 
 
 def split(plan: Plan) -> tuple[list[Kernel], list[Kernel]]:
@@ -123,12 +127,12 @@ def with_fused_attention(plan: Plan) -> Plan:
     """The plan with each attention on a GPU as one kernel, and with products of what other products gave as one kernel
     each, where there is code for it."""
 
-    def has_code(kernel: Kernel) -> bool:
-        device = home(kernel, plan.buffers)
+    def has_code(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
+        device = home(kernel, buffers)
         if device.type != "cuda" or cuda_code.triton_version() is None:
             return False
         try:
-            generate([kernel], plan.buffers, cuda_code.processor(device.index or 0))
+            generate([kernel], buffers, cuda_code.processor(device.index or 0))
         except Unsupported:
             return False
         return True

@@ -11,7 +11,7 @@ any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -24,7 +24,7 @@ from fusewright.schedule.plan import Chain, Define, Kernel, Plan, Product, Reduc
 from fusewright.select import places, prologues, replacement, sites, variants
 from fusewright.select.fused_attention import MOST_FEATURES, Different, copied, read_operand
 from fusewright.select.prologues import Producer
-from fusewright.select.replacement import Replacement, is_private, touched
+from fusewright.select.replacement import Replacement, Span, is_private, is_undisturbed
 from fusewright.select.sites import Site
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
@@ -127,8 +127,9 @@ class _Group:
     producers: tuple[Producer, ...]
 
 
-def fused(plan: Plan, takes: Callable[[Kernel], bool]) -> Plan:
-    """The plan with a kernel for each product of such operands. takes: whether there is code for it."""
+def fused(plan: Plan, takes: Callable[[Kernel, Mapping[str, Buffer]], bool]) -> Plan:
+    """The plan with a kernel for each product of such operands. takes: whether there is code for it, given the buffers
+    that it touches."""
     every = sites.find(plan)
     products = {site.result.name: site for site in every}
     used = prologues.uses(plan)
@@ -141,7 +142,11 @@ def fused(plan: Plan, takes: Callable[[Kernel], bool]) -> Plan:
             group = _group(plan, number, plan.kernels[step.kernel], products, (used, gone))
         except Different:
             continue
-        if group is None or not all(takes(kernel) for _, kernel in group.made):
+        if group is None:
+            continue
+        buffers = plan.buffers | {buffer.name: buffer for buffer in group.buffers}
+        made = [kernel for _, kernel in group.made] + ([] if group.rows is None else [group.rows])
+        if not all(takes(kernel, buffers) for kernel in made):
             continue
         gone.update(group.steps, *(steps for steps, _ in group.made), (one.step for one in group.producers))
         chosen.append(group)
@@ -184,17 +189,17 @@ def _group(
         of_site = prologues.producers(plan, site, *taken)
         producers |= {one.buffer: one for one in of_site if one.side == "right"}
     producers = {name: one for name, one in producers.items() if copied(one.value) is not None}
-    group_steps = {*steps, *(site.step for site in readers)}
+    group_steps = frozenset((*steps, *(site.step for site in readers)))
     made: list[tuple[tuple[int, ...], Kernel]] = []
     following: set[int] = set()
     for site in readers:
         if site.following in following or site.following in gone:
             site = sites.alone(site)
         found = _joined(plan, site, parts, elements, producers)
-        if site.following >= 0 and not (found is not None and _is_undisturbed(plan, *found, (group_steps, number))):
+        if site.following >= 0 and not (found is not None and _stands(plan, *found, (group_steps, number))):
             site = sites.alone(site)
             found = _joined(plan, site, parts, elements, producers)
-        if found is None or not _is_undisturbed(plan, *found, (group_steps, number)):
+        if found is None or not _stands(plan, *found, (group_steps, number)):
             return None
         following.update(found[0])
         made.append(found)
@@ -300,19 +305,9 @@ def _with(kernel: Kernel, chain: Chain, between: Kernel) -> Kernel:
     )
 
 
-def _is_undisturbed(plan: Plan, steps: Sequence[int], kernel: Kernel, group: tuple[set[int], int]) -> bool:
-    """Whether nothing before the kernel's place writes what it reads, since that was read, or touches what it writes.
-    group: its steps, and which of them made the operands."""
+def _stands(plan: Plan, steps: Sequence[int], kernel: Kernel, group: tuple[frozenset[int], int]) -> bool:
+    """Whether nothing disturbs the kernel in its place. group: its steps, and which of them made the operands."""
     every, between = group
     assert kernel.product is not None and kernel.product.chain is not None
-    of_parts = {side.buffer for part in kernel.product.chain.parts for side in (part.left, part.right)}
-    reads = set(kernel.buffers) - kernel.written
-    for number in range(min(every), max(steps) + 1):
-        if number in every or number in steps:
-            continue
-        read, written = touched(plan, number)
-        if written & (of_parts if number < between else reads) or (read | written) & kernel.written:
-            return False
-    known = [plan.buffers[name] for name in kernel.buffers if name in plan.buffers]
-    devices = {buffer.device for buffer in known if any(size != 1 for size in buffer.shape)}
-    return len(devices) == 1
+    early = frozenset(side.buffer for part in kernel.product.chain.parts for side in (part.left, part.right))
+    return is_undisturbed(plan, kernel, Span(every | frozenset(steps), max(steps), between, early))

@@ -10,19 +10,19 @@ negative infinity (`where(condition, ..., -inf)`) are left out, unless an index 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.triton.operations import HALVES
 from fusewright.loops import ir
-from fusewright.loops.ir import Apply, Axis, Constant, Expression, Load, Store
+from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, Store
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, Softmax, Stage
 from fusewright.select import places, prologues, replacement, sites, variants
 from fusewright.select.prologues import Producer
-from fusewright.select.replacement import Replacement, is_private, touched
+from fusewright.select.replacement import Replacement, Span, is_private, is_undisturbed
 from fusewright.select.sites import Site
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
@@ -167,7 +167,7 @@ class _Found:
     producers: tuple[Producer, ...]
 
 
-def fused(plan: Plan, takes: Callable[[Kernel], bool]) -> Plan:
+def fused(plan: Plan, takes: Callable[[Kernel, Mapping[str, Buffer]], bool]) -> Plan:
     """The plan with a kernel for each attention on a GPU. takes: whether there is code for it."""
     every = sites.find(plan)
     products = {site.result.name: site for site in every}
@@ -176,7 +176,7 @@ def fused(plan: Plan, takes: Callable[[Kernel], bool]) -> Plan:
     chosen: list[_Found] = []
     for site in every:
         found = _found(plan, products, site, used, gone)
-        if found is None or not takes(found.kernel):
+        if found is None or not takes(found.kernel, plan.buffers):
             continue
         gone.update(found.steps, (producer.step for producer in found.producers))
         chosen.append(found)
@@ -279,7 +279,7 @@ def _joined(
         whole = sites.alone(whole)
         steps = tuple(number for number in steps if number != site.following)
         variant = variants.plain(plan, whole)
-    return checked(plan, _with(variant.kernels[0], softmax, rows, (share, stores), plan), steps, producers, kernel)
+    return _checked(plan, _with(variant.kernels[0], softmax, rows, (share, stores), plan), steps, producers, kernel)
 
 
 def weight_name(inner: Site) -> str:
@@ -356,22 +356,16 @@ def _with(kernel: Kernel, softmax: Softmax, rows: _Rows, shares: tuple[Expressio
     )
 
 
-def checked(
+def _checked(
     plan: Plan, kernel: Kernel, steps: Sequence[int], producers: tuple[Producer, ...], rows: Kernel
 ) -> _Found | None:
-    """Nothing between the steps writes what the kernel reads, or touches what it writes."""
-    reads = set(kernel.buffers) - kernel.written
+    """Nothing between the steps, the second of which made the weights, disturbs the kernel."""
+    assert kernel.product is not None and kernel.product.softmax is not None
+    scores = kernel.product.softmax.scores
+    early = frozenset((scores.left.buffer, scores.right.buffer))
     last = max(steps)
-    for number in range(min(steps), last + 1):
-        if number in steps:
-            continue
-        read, written = touched(plan, number)
-        if written & reads or (read | written) & (kernel.written | rows.written):
-            return None
-    shapes = {name: plan.buffers[name].shape for name in kernel.buffers}  # a number may be in CPU memory
-    devices = {plan.buffers[name].device for name, shape in shapes.items() if any(size != 1 for size in shape)}
+    if not is_undisturbed(plan, kernel, Span(frozenset(steps), last, steps[1], early, rows.written)):
+        return None
     lines = tuple(dict.fromkeys((*rows.locations, *kernel.locations)))
     origins = tuple(dict.fromkeys((*rows.origins, *kernel.origins)))
-    if len(devices) != 1:
-        return None
     return _Found(tuple(steps), last, replace(kernel, locations=lines, origins=origins), producers)
