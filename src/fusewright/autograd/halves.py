@@ -219,7 +219,10 @@ def _stored(value: Any) -> Layout | None:
 
 def _versions(inputs: tuple[Any, ...]) -> list[int]:
     """How often each input tensor has been written to (inference tensors do not count)."""
-    return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+    try:
+        return [value._version for value in inputs if isinstance(value, torch.Tensor)]
+    except RuntimeError:  # an inference tensor has none
+        return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
 
 
 def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
