@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fusewright
+from fusewright.base import events
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
@@ -142,3 +143,41 @@ def test_inference_is_one_kernel(name: str, dtype: torch.dtype) -> None:
         error, eagers = ((one(q, k, v) - expected).abs().max() for one in (compiled, attend))
         assert error <= 2 * eagers + 1e-6
         assert len(fusewright.explain(compiled)(q, k, v).kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 300, 300, 64), (4, 4, 256, 512, 128), (2, 1, 130, 70, 32), (2, 2, 128, 128, 256)])
+@pytest.mark.parametrize("name", INFERENCE)
+def test_training_is_fused(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """No matrix of scores is stored: three kernels make the gradients, with the scores computed again."""
+    heads, key_heads, rows, columns, width = shape
+    if name == "documents" and max(rows, columns) > len(DOCUMENTS):
+        pytest.skip("longer than the documents")
+    mod, mask = INFERENCE[name]
+    made = create_block_mask(mask, None, None, rows, columns, device="cuda")
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, score_mod=mod, block_mask=made, enable_gqa=True)
+
+    shapes = [(2, heads, rows, width), (2, key_heads, columns, width), (2, key_heads, columns, width)]
+    values = [torch.randn(*one, device="cuda", dtype=dtype) for one in shapes]
+    tangent = torch.randn_like(values[0])
+    heard: list[str] = []
+
+    def step(function: Any, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [value.detach().requires_grad_() for value in given]
+        result = function(*leaves)
+        return [result.detach(), *torch.autograd.grad(result, leaves, tangent.to(result.dtype))]
+
+    def hear(event: Any) -> None:
+        if isinstance(event, events.KernelMade):
+            heard.append(event.name)
+
+    with events.STREAM.listening(hear):
+        given = step(fusewright.compile(attend, fullgraph=True), values)
+    assert sum("chained" in kernel for kernel in heard) == 3 and sum("attention" in kernel for kernel in heard) == 1
+    exact, eagers = step(attend, [value.double() for value in values]), step(attend, values)
+    for found, wanted, other in zip(given, exact, eagers, strict=True):
+        assert found.stride() == other.stride()
+        error, usual = ((one.double() - wanted).norm() / wanted.norm() for one in (found, other))
+        assert error <= 2 * usual + 2e-3

@@ -214,3 +214,25 @@ def test_gradients_of_gradients_see_the_same_masks(mode: str) -> None:
         torch.testing.assert_close(first, 3 * x * x * kept)
         (second,) = torch.autograd.grad(first.sum(), x)
         torch.testing.assert_close(second, 6 * x * kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_halves_are_added(dtype: torch.dtype) -> None:
+    """Gradients of reads at indices: sums in float32, whatever the order."""
+    index = torch.randint(0, 50, (4096,), device="cuda")
+    columns = torch.randint(0, 64, (50, 300), device="cuda")
+    weight = torch.randn(50, 64, device="cuda", dtype=dtype)
+
+    def reads(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.embedding(index, w, padding_idx=3), w.index_select(0, index), w[index], w.gather(1, columns)
+
+    def gradient(function: Any, w: torch.Tensor) -> torch.Tensor:
+        leaf = w.detach().requires_grad_()
+        torch.manual_seed(1)
+        made = function(leaf)
+        return torch.autograd.grad(made, leaf, [torch.randn_like(one.float()).to(dtype).to(one.dtype) for one in made])[0]
+
+    found, wanted = gradient(fusewright.compile(reads, fullgraph=True), weight), gradient(reads, weight.double())
+    eagers = gradient(reads, weight)
+    error, usual = ((one.double() - wanted).norm() / wanted.norm() for one in (found, eagers))
+    assert error <= 1.2 * usual

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,7 @@ from torch.fx import Graph
 
 import fusewright
 from fusewright.graph import generators
+from fusewright.operators.host_draws import HOST_DRAW
 from fusewright.sizes.tensor_type import TensorType
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -70,3 +74,17 @@ def test_gradients_of_gradients_ask_the_generators_of_the_graphs_devices(
     (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(first, 3 * x * x * kept)
     torch.testing.assert_close(second, 6 * x * kept)
+
+
+def test_modules_are_asked_where_a_graph_draws_from_them() -> None:
+    """To ask them takes longer than a small graph."""
+    graph = Graph()
+    drawn = graph.call_function(HOST_DRAW, ("random.random", [], None))
+    drawn.meta = {"type": TensorType((), (), torch.float64, CPU, False, 0), "random": True}
+    places = generators.drawing_devices(graph)
+    assert places == (CPU, generators.HOSTS)
+    states, without = generators.states_of(places), generators.states_of((CPU,))
+    assert states is not None and without is not None and without.hosts is None
+    first = random.random(), np.random.rand()
+    with states.again():
+        assert (random.random(), np.random.rand()) == first

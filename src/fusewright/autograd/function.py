@@ -27,6 +27,7 @@ from fusewright.autograd.halves import (
     values_for,
 )
 from fusewright.autograd.rebuild import rebuilder
+from fusewright.base.records import dataclass
 from fusewright.capture.frame import Backward
 
 
@@ -103,21 +104,45 @@ def _unwatched(group: Group, inputs: tuple[Any, ...]) -> bool:
     return all(not inputs[position]._backward_hooks for position in positions)
 
 
-def _apply(halves: Halves, inputs: tuple[Any, ...]) -> list[Any]:
-    """The graph's outputs, with their gradient functions."""
-    enabled = torch.is_grad_enabled()
+_PLAIN_APPLY = super(torch.autograd.Function, _Compiled).apply  # type: ignore[misc]
+"""What Function.apply comes to outside of torch.func's transforms: that takes as long as all the rest of a small call.
+(Its other purpose, tensors of transforms that have ended, have no memory that the forward could have read.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """How the outputs of a group get their gradient functions: by one node, wherever it stands; or where nobody sees
+    the inputs visited. positions: of the group's inputs, reach by reach."""
+
+    group: Group
+    single: bool
+    many: bool
+    positions: tuple[int, ...]
+
+
+def _route(group: Group) -> _Route:
+    positions = tuple(position for reach in group.reaches for position in reach.inputs)
+    return _Route(group, group.single, group.many, positions)
+
+
+def _apply(halves: Halves, routes: tuple[_Route, ...], inputs: tuple[Any, ...]) -> list[Any]:
+    """The graph's outputs, with their gradient functions. Gradients are enabled."""
     torch._C._set_grad_enabled(False)
     try:
         call = Call(halves, inputs)
     finally:
-        torch._C._set_grad_enabled(enabled)
+        torch._C._set_grad_enabled(True)
     outputs = list(call.results[: halves.outputs])
-    for group in halves.groups:
+    for route in routes:
+        group = route.group
         if halves.parts:
             made: Any = _apply_in_parts(halves, call)
-        elif group.single or (group.many and _unwatched(group, inputs)):
-            wanted = [inputs[position] for reach in group.reaches for position in reach.inputs]
-            made = _Compiled.apply(halves, group, call, *(wanted or [visits.anchor()]))
+        elif route.single or (route.many and _unwatched(group, inputs)):
+            wanted = [inputs[position] for position in route.positions] or [visits.anchor()]
+            if torch._C._are_functorch_transforms_active():
+                made = _Compiled.apply(halves, group, call, *wanted)
+            else:
+                made = _PLAIN_APPLY(halves, group, call, *wanted)
         else:
             made = visits.apply(halves, group, call)
         for position, output in zip(group.tangents, made):
@@ -143,6 +168,7 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
 
     symbols   for each input the symbolic size that it is, or None"""
     outputs, updates = halves.outputs, plan.updates
+    routes = tuple(map(_route, halves.groups))
     rebuild = None if plan.rebuilt is None else rebuilder(plan.rebuilt, symbols)
 
     def run(*inputs: Any) -> tuple[Any, ...]:
@@ -153,12 +179,12 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
             wanted = iter(_Freed.apply(anchor, *(results[position] for position in plan.tangents)))
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
         elif plan.tangents and torch.is_grad_enabled():
-            results = _apply(halves, inputs)
+            results = _apply(halves, routes, inputs)
         elif (
             plan.tangents
         ):  # a resume function inside a no_grad block, which ends before the operators that need a gradient
             with torch.enable_grad():
-                results = _apply(halves, inputs)
+                results = _apply(halves, routes, inputs)
         else:
             results = halves.forward(*inputs)[:outputs]
         for position, output in updates:

@@ -18,7 +18,7 @@ import torch
 from fusewright.autograd import buckets
 from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass
-from fusewright.graph.generators import states_of
+from fusewright.graph.generators import Drawn, states_of
 
 MOST_NODES = 8
 """Outputs with a node each, as long as no input has a hook: a model that returns a cache has two outputs for each
@@ -102,7 +102,7 @@ class Halves:
 
     replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would
               not give their gradients (a custom autograd function or a hook that cannot be run again)
-    random    the devices whose random generators the forward draws from
+    random    the random generators that the forward draws from (graph.generators)
     updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive),
         and not replayed
     outputs   number of graph outputs
@@ -114,7 +114,7 @@ class Halves:
     forward: Callable[..., tuple[Any, ...]]
     groups: tuple[Group, ...]
     replay: Callable[..., tuple[Any, ...]] | None
-    random: tuple[torch.device, ...]
+    random: tuple[Drawn, ...]
     updates: bool
     outputs: int
     fell_back: Callable[[str], None]
@@ -242,7 +242,10 @@ def _stored(value: Any) -> Layout | None:
 
 def _versions(inputs: tuple[Any, ...]) -> list[int]:
     """How often each input tensor has been written to (inference tensors do not count)."""
-    return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+    try:
+        return [value._version for value in inputs if isinstance(value, torch.Tensor)]
+    except RuntimeError:  # an inference tensor has none
+        return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
 
 
 def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:

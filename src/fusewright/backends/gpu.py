@@ -15,14 +15,16 @@ from fusewright.base.records import replace
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
 from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS
-from fusewright.loops.ir import Buffer, LoopProgram
+from fusewright.loops.ir import Buffer, Extern, LoopProgram
 from fusewright.runtime import cuda_code
-from fusewright.schedule import ScheduleOptions
-from fusewright.schedule.plan import Kernel, Plan
-from fusewright.select import fused_attention
+from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule.plan import UNBOUNDED, Kernel, Plan, Reduce, RunExtern
+from fusewright.schedule.unroll import Repeat
+from fusewright.select import chained_products, fused_attention
 from fusewright.select.autotune import Tuned, tune
 from fusewright.select.candidates import Budget, Records
 from fusewright.select.measure import GpuAutotuner, machine_text
+from fusewright.sizes import expressions as sizes
 
 __all__ = [
     "Unsupported",
@@ -30,6 +32,7 @@ __all__ = [
     "compile_kernels",
     "may_autotune",
     "schedule_options",
+    "scheduled",
     "split",
     "texts",
     "warm_up",
@@ -57,6 +60,31 @@ def schedule_options(options: ScheduleOptions, program: LoopProgram) -> Schedule
         options, min_parallel=4 * units, lanes=64, held_rows=PERSISTENT_COLUMNS, chunks=8 * units, smallest_chunk=512,
         gathered_chunk=128, scratch_bytes=128 * 1024, own_bytes=OWN_BYTES,
     )  # fmt: skip
+
+
+def scheduled(program: LoopProgram, options: ScheduleOptions, repeat: Repeat | None = None) -> Plan:
+    """The program's plan. Reductions of few rows are cut into chunks, or their stages run one after the other on more
+    points, which keeps a softmax from becoming part of attention: rows stay whole where attention takes all of them,
+    and keeps the GPU busy."""
+    cut = schedule(program, options, repeat)
+    if repeat is not None or len(_batches(cut)) < 2 or not _batches(with_fused_attention(cut)):
+        return cut
+    whole = schedule(program, replace(options, smallest_chunk=UNBOUNDED, gathered_chunk=0, min_parallel=1))
+    taken = with_fused_attention(whole)
+    for kernel in taken.kernels.values():
+        points = sizes.product(axis.extent for axis in kernel.outer[:2])
+        softmax = kernel.product is not None and kernel.product.softmax is not None
+        if softmax and not (isinstance(points, int) and points >= options.min_parallel // 8):
+            return cut
+        if not softmax and any(isinstance(one, Reduce) for stage in kernel.stages for one in stage.statements):
+            return cut
+    return whole if len(_batches(taken)) < len(_batches(whole)) else cut
+
+
+def _batches(plan: Plan) -> list[Extern]:
+    """The plan's batched products."""
+    externs = [step.extern for step in plan.steps if isinstance(step, RunExtern)]
+    return [extern for extern in externs if extern.target is torch.ops.aten.bmm.default]
 
 
 def split(plan: Plan) -> tuple[list[Kernel], list[Kernel]]:
@@ -96,19 +124,20 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
 
 
 def with_fused_attention(plan: Plan) -> Plan:
-    """The plan with each attention on a GPU as one kernel, where there is code for it."""
+    """The plan with each attention on a GPU as one kernel, and with products of what other products gave as one kernel
+    each, where there is code for it."""
 
-    def has_code(kernel: Kernel) -> bool:
-        device = home(kernel, plan.buffers)
+    def has_code(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
+        device = home(kernel, buffers)
         if device.type != "cuda" or cuda_code.triton_version() is None:
             return False
         try:
-            generate([kernel], plan.buffers, cuda_code.processor(device.index or 0))
+            generate([kernel], buffers, cuda_code.processor(device.index or 0))
         except Unsupported:
             return False
         return True
 
-    return fused_attention.fused(plan, has_code)
+    return chained_products.fused(fused_attention.fused(plan, has_code), has_code)
 
 
 def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:

@@ -20,7 +20,7 @@ import torch.fx
 from fusewright.base.errors import CannotFunctionalise, RuntimeFallback
 from fusewright.base.records import dataclass
 from fusewright.graph.builder import env_of
-from fusewright.graph.generators import drawing_devices, states_of
+from fusewright.graph.generators import Drawn, drawing_devices, states_of
 from fusewright.operators.data_dependent import GIVES
 from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Expr, Relation, Symbol, bounds, evaluate, free_symbols
@@ -171,7 +171,7 @@ class InParts:
     outputs: tuple[Any, ...]
     checks: tuple[Relation, ...]
     constants: dict[Node, torch.Tensor]
-    random: tuple[torch.device, ...]
+    random: tuple[Drawn, ...]
 
     def __call__(self, *given: Any) -> Any:
         states = states_of(self.random)

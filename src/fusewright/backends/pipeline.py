@@ -403,7 +403,8 @@ def _scheduled(
     gpu = None if _is_on_cpu(program) else _gpu()
     if gpu is not None:
         options = gpu.schedule_options(options, program)
-    return Selection(run("schedule", "", plan_text, schedule, program, options), options, gpu, half)
+    work = schedule if gpu is None else gpu.scheduled
+    return Selection(run("schedule", "", plan_text, work, program, options), options, gpu, half)
 
 
 _CPU = torch.device("cpu")

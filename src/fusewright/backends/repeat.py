@@ -15,7 +15,7 @@ import torch.fx
 
 from fusewright.base.errors import RuntimeFallback
 from fusewright.graph.collectives import is_collective
-from fusewright.graph.generators import CPU, drawing_devices, states_of
+from fusewright.graph.generators import CPU, HOSTS, Drawn, drawing_devices, states_of
 from fusewright.record.torch_level import CHECK
 from fusewright.sizes.tensor_type import TensorType
 
@@ -99,12 +99,12 @@ def has_checks(graph: torch.fx.Graph) -> bool:
     return any(CHECK in node.args for node in graph.nodes)
 
 
-def _drawn_by_checked(graph: torch.fx.Graph) -> tuple[torch.device, ...]:
-    """The devices whose generators a graph with checks may have drawn from when one fails."""
+def _drawn_by_checked(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
+    """The generators that a graph with checks may have drawn from when one fails."""
     if not has_checks(graph):
         return ()
     kinds = [node.meta.get("type") for node in graph.find_nodes(op="placeholder")]
-    return tuple(dict.fromkeys((CPU, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))
+    return tuple(dict.fromkeys((CPU, HOSTS, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))
 
 
 def _writes(node: torch.fx.Node) -> bool:

@@ -20,8 +20,8 @@ RECORDS: dict[type, tuple[type, ...]] = {
     ir.LoopProgram: (*_PLACES, ir.Pointwise, ir.Reduction, ir.Scan, ir.Extern, ir.SkinnyGemm, ir.Store),
     plan.Plan: (
         *_PLACES, ir.Extern, ir.SkinnyGemm, ir.Store, plan.Attention, plan.Define, plan.Kernel, plan.Operand,
-        plan.Placement, plan.Product, plan.Reduce, plan.Rows, plan.RunExtern, plan.RunKernel, plan.ScanStep,
-        plan.Scratch, plan.Softmax, plan.Stage,
+        plan.Chain, plan.Placement, plan.Places, plan.Product, plan.Reduce, plan.Rows, plan.RunExtern, plan.RunKernel,
+        plan.ScanStep, plan.Scratch, plan.Softmax, plan.Stage,
     ),
     calls.CallPlan: (
         calls.CCall, calls.Gather, calls.Guarded, calls.KernelCall, calls.KernelGroup, calls.LaunchCall,

@@ -28,6 +28,12 @@ LEAST_TUNED_BYTES = 1 << 22
 measuring. Machine: not recorded; since 2026-11-21."""
 
 
+# --- scans on a GPU: graph/passes/library/long_scans.py
+
+LONG_SCAN, MOST_SCAN_ROWS, SCAN_PART = 16384, 512, 4096
+"""Decides: which running sums are cut into parts, and the most elements of a part. Not measured: four rows of a million
+took 0.88 ms whole on an H100, which copies them in 0.01."""
+
 # --- operands that a product computes: select/prologues.py
 
 MOST_PROLOGUE_NODES = 64

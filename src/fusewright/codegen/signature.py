@@ -23,7 +23,7 @@ from fusewright.loops.ir import (
     Store,
     is_argument,
 )
-from fusewright.schedule.plan import Attention, Axis, Kernel, Product, Reduce, ScanStep, Softmax
+from fusewright.schedule.plan import Attention, Axis, Kernel, Places, Product, Reduce, ScanStep, Softmax
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
@@ -104,15 +104,22 @@ def _product(number: _Numberer, product: Product) -> Hashable:
         for side in (product.left, product.right)
     ]
     chosen = ((number.name(name), *map(number.name, buffers)) for name, buffers in product.chosen)
-    inner = None if product.softmax is None else _softmax(number, product.softmax)
+    inner: Hashable = None if product.softmax is None else _softmax(number, product.softmax)
+    if product.chain is not None:
+        parts = tuple(_product(number, part) for part in product.chain.parts)
+        inner = ("chain", *parts, *_places(number, product.chain.places))
     return (number.local(product.local), *sides, product.k, product.length, product.full, product.most, inner, *chosen)
 
 
 def _softmax(number: _Numberer, softmax: Softmax) -> Hashable:
-    seen = None if softmax.seen is None else number.node(softmax.seen)
-    places = (number.dim(softmax.least), number.dim(softmax.end))
+    places = _places(number, softmax.places)
     scores = _product(number, softmax.scores)
-    return scores, number.node(softmax.score), number.local(softmax.most), number.local(softmax.total), *places, seen
+    return scores, number.node(softmax.score), number.local(softmax.most), number.local(softmax.total), *places
+
+
+def _places(number: _Numberer, places: Places) -> tuple[Hashable, ...]:
+    seen = None if places.seen is None else number.node(places.seen)
+    return number.dim(places.least), number.dim(places.end), seen
 
 
 def _attention(number: _Numberer, attention: Attention) -> Hashable:

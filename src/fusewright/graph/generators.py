@@ -16,17 +16,25 @@ import torch
 import torch.fx
 
 from fusewright.base.records import dataclass
+from fusewright.operators.host_draws import HOST_DRAW
 from fusewright.sizes.tensor_type import TensorType
 
 CPU = torch.device("cpu")
 
 
-def drawing_devices(graph: torch.fx.Graph) -> tuple[torch.device, ...]:
+HOSTS = "random, numpy.random"
+"""Stands for the generators of these modules. To ask for their states takes longer than a small graph."""
+Drawn = torch.device | str
+
+
+def drawing_devices(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
     """Where the graph draws random numbers; nothing if it draws none."""
-    found: dict[torch.device, None] = {}
+    found: dict[Drawn, None] = {}
     for node in graph.nodes:
         if node.meta.get("random"):
             found |= dict.fromkeys((CPU, *_devices(node.meta["type"])))
+            if node.target is HOST_DRAW:
+                found[HOSTS] = None
     return tuple(found)
 
 
@@ -60,7 +68,7 @@ class States:
     def again(self) -> Iterator[None]:
         """Draws inside are those that followed when the states were kept; what is drawn afterwards is what it would
         have been."""
-        now = _now([device for device, _ in self.kept])
+        now = _now([*(device for device, _ in self.kept), *([] if self.hosts is None else [HOSTS])])
         self.restore()
         try:
             yield
@@ -68,14 +76,13 @@ class States:
             now.restore()
 
 
-def states_of(devices: Sequence[torch.device]) -> States | None:
+def states_of(drawn: Sequence[Drawn]) -> States | None:
     """The generators' states now. None where the program records a CUDA graph: what a replay of that draws is not known
     here."""
-    if any(device.type == "cuda" for device in devices) and torch.cuda.is_current_stream_capturing():
-        return None
-    return _now(devices) if devices else States(())
+    on_gpu = any(isinstance(one, torch.device) and one.type == "cuda" for one in drawn)
+    return None if on_gpu and torch.cuda.is_current_stream_capturing() else _now(drawn)
 
 
-def _now(devices: Sequence[torch.device]) -> States:
-    kept = tuple((device, generator_of(device).get_state()) for device in devices)
-    return States(kept, (random.getstate(), np.random.get_state()))
+def _now(drawn: Sequence[Drawn]) -> States:
+    kept = tuple((one, generator_of(one).get_state()) for one in drawn if isinstance(one, torch.device))
+    return States(kept, (random.getstate(), np.random.get_state()) if HOSTS in drawn else None)

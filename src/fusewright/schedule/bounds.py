@@ -407,6 +407,8 @@ class _OfKernel:
     def product(self, found: Product, *more: Axis) -> None:
         if found.softmax is not None:
             self.product(found.softmax.scores, Axis(found.k, found.length))
+        for part in () if found.chain is None else found.chain.parts:
+            self.product(part, Axis(found.k, found.length))
         cases = self.enter(*self.kernel.outer, *more, Axis(found.k, found.length))
         for side in (found.left, found.right):
             self.operand(side, cases)

@@ -116,22 +116,40 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax:
-    """What makes a product's left operand exp(score - most), for each row and place k of it: `score` is an expression
-    over the outer axes, that k, and the local of `scores`, a product whose rows are those and whose columns are the
-    places. Locals `most` and `total` are a row's largest score and the sum of its exponentials (NaN where the largest
-    is infinite, as in a softmax). least, end: places from and up to which scores may be above negative infinity, for
-    rows from `first` to `last`. seen: where they may be, if that is worth a question for each block of them."""
+class Places:
+    """Where a product's left operand may have something to add, of the places k that the product sums over: from
+    `least` up to `end`, for rows from `first` to `last`. seen: where it may, if that is worth a question for each block
+    of places."""
 
-    scores: Product
-    score: Expression
-    most: str
-    total: str
     first: Expr
     last: Expr
     least: Dim
     end: Dim
     seen: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """What makes a product's left operand exp(score - most), for each row and place k of it: `score` is an expression
+    over the outer axes, that k, and the local of `scores`, a product whose rows are those and whose columns are the
+    places. Locals `most` and `total` are a row's largest score and the sum of its exponentials (NaN where the largest
+    is infinite, as in a softmax). places: where scores may be above negative infinity."""
+
+    scores: Product
+    score: Expression
+    most: str
+    total: str
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a product's left operand, an expression, reads beside memory: elements of other products, by their locals.
+    Rows of `parts` are those of the product, their columns are the places k. places: where the expression may not be
+    0."""
+
+    parts: tuple[Product, ...]
+    places: Places
 
 
 UNBOUNDED = 1 << 62
@@ -147,7 +165,7 @@ class Product:
     precision (not in TF32). chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch
     by batch). most: rows, where their number is none that is known; the kernel runs for 1 to `most`, which is UNBOUNDED
     where it stands alone.
-    softmax: what the left operand, an expression, is made of.
+    softmax, chain: what the left operand, an expression, is made of.
     """
 
     local: str
@@ -159,6 +177,7 @@ class Product:
     chosen: tuple[tuple[str, tuple[str, ...]], ...] = ()
     most: int = 0
     softmax: Softmax | None = None
+    chain: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True)

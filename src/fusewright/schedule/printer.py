@@ -159,13 +159,17 @@ def attention_text(attention: Attention) -> str:
 
 
 def product_lines(product: Product) -> list[str]:
-    softmax = product.softmax
-    if softmax is None:
+    softmax, chain = product.softmax, product.chain
+    if softmax is not None:
+        rows = [f"{softmax.most} = max of {expression_text(softmax.score)}", f"{softmax.total} = sum of exponentials"]
+        places, before = softmax.places, [product_text(softmax.scores), *rows]
+    elif chain is not None:
+        places, before = chain.places, [product_text(part) for part in chain.parts]
+    else:
         return [product_text(product)]
-    within = f"for {product.k} in {softmax.least} .. {softmax.end} of rows {softmax.first} .. {softmax.last}"
-    seen = "" if softmax.seen is None else f" where {expression_text(softmax.seen)}"
-    rows = [f"{softmax.most} = max of {expression_text(softmax.score)}", f"{softmax.total} = sum of exponentials"]
-    return [f"{within}{seen}:", *(f"  {line}" for line in (product_text(softmax.scores), *rows, product_text(product)))]
+    within = f"for {product.k} in {places.least} .. {places.end} of rows {places.first} .. {places.last}"
+    seen = "" if places.seen is None else f" where {expression_text(places.seen)}"
+    return [f"{within}{seen}:", *(f"  {line}" for line in (*before, product_text(product)))]
 
 
 def product_text(product: Product) -> str:

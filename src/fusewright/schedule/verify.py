@@ -118,14 +118,15 @@ def _locals(product: Product) -> set[str]:
     return {product.local} if product.softmax is None else {product.local, product.softmax.most, product.softmax.total}
 
 
-def _verify_operands(
-    kernel: Kernel, product: Product, known: set[str], outer: frozenset[Expr] = frozenset()
-) -> None:
+def _verify_operands(kernel: Kernel, product: Product, known: set[str], outer: frozenset[Expr] = frozenset()) -> None:
     allowed = {product.k, *(axis.symbol for axis in kernel.outer), *outer}
     made: set[str] = set()
     if product.softmax is not None:
         made = {product.softmax.scores.local, product.softmax.most}
         _verify_operands(kernel, product.softmax.scores, known, frozenset({product.k}))
+    for part in () if product.chain is None else product.chain.parts:
+        made.add(part.local)
+        _verify_operands(kernel, part, known, frozenset({product.k}))
     for side in (product.left, product.right):
         if side.value is None:
             _require(side.buffer in known, f"{kernel.name}: {side.buffer} is no parameter")

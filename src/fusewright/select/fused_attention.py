@@ -10,19 +10,19 @@ negative infinity (`where(condition, ..., -inf)`) are left out, unless an index 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.triton.operations import HALVES
 from fusewright.loops import ir
-from fusewright.loops.ir import Apply, Axis, Constant, Expression, IndexValue, Load, Masked, Store
+from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, Store
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, Softmax, Stage
-from fusewright.select import prologues, replacement, sites, variants
+from fusewright.select import places, prologues, replacement, sites, variants
 from fusewright.select.prologues import Producer
-from fusewright.select.replacement import Replacement, is_private, touched
+from fusewright.select.replacement import Replacement, Span, is_private, is_undisturbed
 from fusewright.select.sites import Site
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
@@ -31,7 +31,7 @@ MOST_FEATURES = 256
 SCORES, SOFTMAX = "scores", "softmax"
 
 
-class _Different(Exception):
+class Different(Exception):
     """The kernel is no softmax that is known here."""
 
 
@@ -63,13 +63,13 @@ class _Rows:
             return None
         index, value = self.scratch[node.buffer]
         if node.bindings or index != node.index:
-            raise _Different
+            raise Different
         return value
 
     def read(self, kernel: Kernel) -> None:
         for stage in kernel.stages:
             if len(stage.axes) > 1 or (stage.axes and self.axis not in (None, stage.axes[0])):
-                raise _Different
+                raise Different
             self.axis = stage.axes[0] if stage.axes else self.axis
             for statement in stage.statements:
                 if isinstance(statement, Define):
@@ -79,12 +79,12 @@ class _Rows:
                 elif isinstance(statement, Store):
                     self._store(kernel, stage, statement)
                 else:
-                    raise _Different
+                    raise Different
 
     def _reduce(self, statement: Reduce) -> None:
         value = self.inlined(statement.value)
         if value.dtype is not torch.float32:
-            raise _Different
+            raise Different
         if statement.kind == "max" and self.score is None:
             self.score, self.most = value, statement.local
         elif statement.kind == "max" and value is self.score:
@@ -92,7 +92,7 @@ class _Rows:
         elif statement.kind == "sum" and self.score is not None:
             self.totals[statement.local] = self._is_safe(value)
         else:
-            raise _Different
+            raise Different
 
     def _is_safe(self, value: Expression) -> bool:
         """Whether 0 is taken in place of an infinite maximum, in an exponential of the difference to it."""
@@ -100,7 +100,7 @@ class _Rows:
         for safe in (False, True):
             if value is self._exponential(_finite(most) if safe else most):
                 return safe
-        raise _Different
+        raise Different
 
     def _exponential(self, most: Expression) -> Expression:
         assert self.score is not None
@@ -109,7 +109,7 @@ class _Rows:
 
     def _store(self, kernel: Kernel, stage: Stage, statement: Store) -> None:
         if statement.mode != "write" or statement.bindings:
-            raise _Different
+            raise Different
         made = replace(statement, value=self.inlined(statement.value))
         if any(statement.buffer == scratch.name for scratch in kernel.scratch):
             self.scratch[statement.buffer] = made.index, made.value
@@ -118,17 +118,17 @@ class _Rows:
         elif not stage.axes:
             self.stores.append(made)
         else:
-            raise _Different
+            raise Different
 
     def share(self) -> tuple[Expression, torch.dtype]:
         """(what an exponential is multiplied by to be the weight, of its row alone; the type it is rounded to)."""
         if self.weight is None or self.score is None:
-            raise _Different
+            raise Different
         found: list[torch.dtype] = []
         exponential = self._exponential(ir.local_value(self.most, torch.float32))
         factor = _factor(self.weight.value, exponential, found)
         if any(load.buffer == self.result for load in survey([factor]).loads):
-            raise _Different
+            raise Different
         return factor, found[0] if found else torch.float32
 
 
@@ -151,90 +151,7 @@ def _factor(value: Expression, of: Expression, rounded: list[torch.dtype]) -> Ex
                             dtype=torch.float32)  # fmt: skip
         case Apply(op="mul" | "div" as op, args=(inner, by)):
             return ir.apply(op, _factor(inner, of, rounded), by, dtype=torch.float32)
-    raise _Different
-
-
-# --- which scores may be above negative infinity ----------------------------------------------------------------------
-
-
-def _conditions(score: Expression) -> list[Expression]:
-    """What must hold, all of it, for the score to be above negative infinity."""
-    match score:
-        case (
-            Apply(op="where", args=(mask, inner, Constant(value=value)))
-            | Masked(mask=mask, body=inner, other=Constant(value=value))
-        ) if value == -math.inf:
-            return [*_parts(mask), *_conditions(inner)]
-    return []
-
-
-def _parts(mask: Expression) -> list[Expression]:
-    if isinstance(mask, Apply) and mask.op == "logical_and":
-        return [part for arg in mask.args for part in _parts(arg)]
-    return [mask]
-
-
-_BELOW: dict[str, Callable[[Dim, Dim], Dim]] = {
-    "ge": lambda a, b: a - b,
-    "gt": lambda a, b: a - b - 1,
-    "le": lambda a, b: b - a,
-    "lt": lambda a, b: b - a - 1,
-}
-"""What is not negative where the comparison of indices holds."""
-
-
-def _index(value: Expression) -> Dim | None:
-    if isinstance(value, IndexValue):
-        return value.index
-    return value.value if isinstance(value, Constant) and type(value.value) is int else None
-
-
-@dataclass(slots=True)
-class _Range:
-    """Places that a block of rows, `first` to `last`, has scores for."""
-
-    row: Expr
-    column: Axis
-    first: Expr
-    last: Expr
-    least: Dim = 0
-    end: Dim = 0
-
-    def takes(self, condition: Expression) -> bool:
-        """Whether the range now says what the condition says of columns."""
-        if not isinstance(condition, Apply) or condition.op not in _BELOW:
-            return False
-        a, b = map(_index, condition.args)
-        if a is None or b is None:
-            return False
-        left = _BELOW[condition.op](a, b)
-        along, down = sizes.coefficient(left, self.column.symbol), sizes.coefficient(left, self.row)
-        if along not in (1, -1) or not isinstance(down, int):
-            return False
-        assert isinstance(along, int)
-        rest = sizes.substitute(left, {self.column.symbol: 0, self.row: 0})
-        if not isinstance(rest, int):
-            return False
-        most = rest + down * (self.last if down > 0 else self.first)
-        if along < 0:
-            self.end = sizes.minimum(self.end, sizes.maximum(most + 1, 0))
-        else:
-            self.least = sizes.maximum(self.least, 0 - most)
-        return True
-
-
-def _range(score: Expression, row: Axis, column: Axis) -> tuple[_Range, Expression | None]:
-    """The range, and what else must hold for a score to be above negative infinity."""
-    first, last = (sizes.loop_symbol(f"{name}_row", row.extent) for name in ("first", "last"))
-    found = _Range(row.symbol, column, first, last, 0, column.extent)
-    if survey([score]).checks:
-        return found, None
-    left = [condition for condition in _conditions(score) if not found.takes(condition)]
-    seen = None
-    for condition in left:
-        if not survey([condition]).locals:
-            seen = condition if seen is None else ir.apply("logical_and", seen, condition, dtype=torch.bool)
-    return found, seen
+    raise Different
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------
@@ -250,7 +167,7 @@ class _Found:
     producers: tuple[Producer, ...]
 
 
-def fused(plan: Plan, takes: Callable[[Kernel], bool]) -> Plan:
+def fused(plan: Plan, takes: Callable[[Kernel, Mapping[str, Buffer]], bool]) -> Plan:
     """The plan with a kernel for each attention on a GPU. takes: whether there is code for it."""
     every = sites.find(plan)
     products = {site.result.name: site for site in every}
@@ -259,7 +176,7 @@ def fused(plan: Plan, takes: Callable[[Kernel], bool]) -> Plan:
     chosen: list[_Found] = []
     for site in every:
         found = _found(plan, products, site, used, gone)
-        if found is None or not takes(found.kernel):
+        if found is None or not takes(found.kernel, plan.buffers):
             continue
         gone.update(found.steps, (producer.step for producer in found.producers))
         chosen.append(found)
@@ -299,7 +216,7 @@ def _found(
     try:
         rows.read(kernel)
         return None if gone & set(steps) else _joined(plan, (inner, site), rows, kernel, steps, (used, gone))
-    except _Different:
+    except Different:
         return None
 
 
@@ -338,7 +255,7 @@ def _joined(
         *prologues.producers(plan, inner, *taken),
         *(one for one in prologues.producers(plan, site, *taken) if one.side == "right"),
     )
-    producers = tuple(one for one in producers if _copied(one.value) is not None)
+    producers = tuple(one for one in producers if copied(one.value) is not None)
     by_buffer = {one.buffer: one for one in producers}
     d = sizes.loop_symbol("d", inner.inner)
     renamed: dict[Expr, Expr] = {sites.inner_symbol(inner.inner): d}
@@ -346,19 +263,19 @@ def _joined(
     if inner.columns > 1:
         across[inner.axes[2].symbol] = column.symbol
     scores = Product(
-        SCORES, _operand(inner.left, by_buffer, renamed, d), _operand(inner.right, by_buffer, across, d), d,
+        SCORES, read_operand(inner.left, by_buffer, renamed, d), read_operand(inner.right, by_buffer, across, d), d,
         inner.inner, variants.whole(inner).full,
     )  # fmt: skip
-    right = _operand(site.right, by_buffer, {}, column.symbol)
-    found, seen = _range(score, site.axes[1], column)
+    right = read_operand(site.right, by_buffer, {}, column.symbol)
     total = next((name for name, safe in rows.totals.items() if not safe), f"{rows.most}_total")
-    softmax = Softmax(scores, score, rows.most, total, found.first, found.last, found.least, found.end, seen)
+    softmax = Softmax(scores, score, rows.most, total, places.of_score(score, site.axes[1], column))
     shifted = ir.apply("sub", score, ir.local_value(rows.most, torch.float32), dtype=torch.float32)
     weight = ir.cast(ir.apply("exp", shifted, dtype=torch.float32), rounded)
     left = Operand(weight_name(inner), rounded, 0, 0, value=weight)
     whole = replace(site, left=left, right=right)
     variant = variants.fused(plan, whole) if site.following >= 0 else variants.plain(plan, whole)
-    if variant is None:
+    reads_rows = variant is not None and any(store.buffer in variant.kernels[0].buffers for store in stores)
+    if variant is None or reads_rows:
         whole = sites.alone(whole)
         steps = tuple(number for number in steps if number != site.following)
         variant = variants.plain(plan, whole)
@@ -379,7 +296,7 @@ def _points(rows: _Rows, kernel: Kernel, place: Dim, total: int) -> dict[Expr, D
     return variants.digits(loads[0].index, [*kernel.outer, rows.axis], place, total)
 
 
-def _copied(value: Expression) -> Load | None:
+def copied(value: Expression) -> Load | None:
     """What an operand is a copy of, in its own type or another."""
     while isinstance(value, Apply) and value.op == "cast" and value.args[0].dtype.is_floating_point:
         inner = value.args[0]
@@ -389,17 +306,17 @@ def _copied(value: Expression) -> Load | None:
     return value if isinstance(value, Load) and not value.bindings and value.dtype in sites.DTYPES else None
 
 
-def _operand(operand: Operand, by_buffer: dict[str, Producer], mapping: dict[Expr, Expr], k: Expr) -> Operand:
+def read_operand(operand: Operand, by_buffer: dict[str, Producer], mapping: dict[Expr, Expr], k: Expr) -> Operand:
     """The operand over other symbols, read from where it was copied from."""
     producer = by_buffer.get(operand.buffer)
-    load = None if producer is None else _copied(producer.value)
+    load = None if producer is None else copied(producer.value)
     index, buffer, dtype = operand.outer + operand.inner, operand.buffer, operand.dtype
     if load is not None:
         index, buffer, dtype = load.index, load.buffer, load.dtype
     index = sizes.substitute(index, mapping)
     inner = sizes.coefficient(index, k)
     if inner is None:
-        raise _Different
+        raise Different
     return Operand(buffer, dtype, index - k * inner, k * inner)
 
 
@@ -442,19 +359,13 @@ def _with(kernel: Kernel, softmax: Softmax, rows: _Rows, shares: tuple[Expressio
 def _checked(
     plan: Plan, kernel: Kernel, steps: Sequence[int], producers: tuple[Producer, ...], rows: Kernel
 ) -> _Found | None:
-    """Nothing between the steps writes what the kernel reads, or touches what it writes."""
-    reads = set(kernel.buffers) - kernel.written
+    """Nothing between the steps, the second of which made the weights, disturbs the kernel."""
+    assert kernel.product is not None and kernel.product.softmax is not None
+    scores = kernel.product.softmax.scores
+    early = frozenset((scores.left.buffer, scores.right.buffer))
     last = max(steps)
-    for number in range(min(steps), last + 1):
-        if number in steps:
-            continue
-        read, written = touched(plan, number)
-        if written & reads or (read | written) & (kernel.written | rows.written):
-            return None
-    shapes = {name: plan.buffers[name].shape for name in kernel.buffers}  # a number may be in CPU memory
-    devices = {plan.buffers[name].device for name, shape in shapes.items() if any(size != 1 for size in shape)}
+    if not is_undisturbed(plan, kernel, Span(frozenset(steps), last, steps[1], early, rows.written)):
+        return None
     lines = tuple(dict.fromkeys((*rows.locations, *kernel.locations)))
     origins = tuple(dict.fromkeys((*rows.origins, *kernel.origins)))
-    if len(devices) != 1:
-        return None
     return _Found(tuple(steps), last, replace(kernel, locations=lines, origins=origins), producers)

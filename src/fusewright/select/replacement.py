@@ -37,6 +37,34 @@ def is_private(plan: Plan, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Steps that a kernel takes part in replacing, and where it stands. early: buffers that the steps read before step
+    number `between`; what else the kernel reads was read from there on. written: by what goes, beside the kernel."""
+
+    steps: frozenset[int]
+    at: int
+    between: int
+    early: frozenset[str]
+    written: frozenset[str] = frozenset()
+
+
+def is_undisturbed(plan: Plan, kernel: Kernel, span: Span) -> bool:
+    """Whether no other step before the kernel's place writes what it reads, since that was read, or touches what it
+    writes; and whether all is on one device (a number may be in CPU memory)."""
+    reads = set(kernel.buffers) - kernel.written
+    for number in range(min(span.steps), span.at + 1):
+        if number in span.steps:
+            continue
+        read, written = touched(plan, number)
+        if written & (span.early if number < span.between else reads):
+            return False
+        if (read | written) & (kernel.written | span.written):
+            return False
+    known = [plan.buffers[name] for name in kernel.buffers if name in plan.buffers]
+    return len({buffer.device for buffer in known if any(size != 1 for size in buffer.shape)}) == 1
+
+
+@dataclass(frozen=True, slots=True)
 class Replacement:
     """Kernels in place of steps, where step number `at` stood."""
 

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from fusewright.base.records import replace
 from fusewright.codegen.triton import Processor, Unsupported, generate
 from fusewright.loops.ir import LoopProgram
+from fusewright.loops.lower import lower
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.printer import plan_text
 from tests.codegen.triton.harness import TINY, run_plan
+from tests.graph.texts import graph_of
 from tests.loops import reference as loops
 from tests.loops.tracing import lowered
 from tests.schedule import programs
@@ -309,3 +311,28 @@ def test_a_complex_kernel_is_refused() -> None:
     plan = schedule(lowered(lambda x: torch.digamma(x) + 1, [x]), GPU)
     with pytest.raises(Unsupported, match="digamma"):
         generate(list(plan.kernels.values()), plan.buffers, Processor())
+
+
+ADDITIONS = {
+    "index_add": "%y = aten.index_add(%a, 0, %i, %g)",
+    "index_put": "%y = aten.index_put(%a, [%i], %g, True)",
+    "embedding": "%y = aten.embedding_dense_backward(%g, %i, 9, -1, False)",
+}
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_halves_are_added_in_float32(name: str) -> None:
+    """A thousand ones and one more: a half would stop at a rounded sum."""
+    text = f"""
+        %a: float16[9, 4]@cuda = input
+        %i: int64[5000]@cuda = input
+        %g: float16[5000, 4]@cuda = input
+        {ADDITIONS[name]}
+        return [%y]"""
+    program = lower(graph_of(text), ())
+    start, index = torch.rand(9, 4).half(), torch.arange(5000) % 9
+    given = (1 + torch.rand(5000, 4)).half()
+    expected = torch.zeros(9, 4, dtype=torch.float64) if name == "embedding" else start.double()
+    expected = expected.index_add(0, index, given.double())
+    (found,) = run(program, [start, index, given])
+    torch.testing.assert_close(found.double(), expected, rtol=6e-4, atol=0)

@@ -120,6 +120,20 @@ def test_pool_gradient() -> None:
     check(gradient, IMAGE, torch.randn(2, 3, 5, 4))
 
 
+@pytest.mark.parametrize("kernel", [2, 3, (3, 2)])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"ceil_mode": True, "count_include_pad": False}, {"divisor_override": 3}], ids=str)
+def test_gradient_of_averages(kernel: object, stride: int, options: dict[str, object]) -> None:
+    def average(x: torch.Tensor) -> torch.Tensor:
+        return F.avg_pool2d(x, kernel, stride, 1, **options)
+
+    def gradient(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(average(x), x, g)[0]
+
+    check(gradient, IMAGE, torch.randn_like(average(IMAGE)))
+
+
 LOSSES: dict[str, Callable] = {
     "mse": F.mse_loss, "l1": F.l1_loss, "smooth_l1": lambda x, y: F.smooth_l1_loss(x, y, beta=0.4), "huber": F.huber_loss,
     "bce_logits": lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fusewright.codegen.analysis import tree_size, values_of, walk
 from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
 from fusewright.codegen.signature import signature
-from fusewright.codegen.triton.attention import emit_attention, tile_of
+from fusewright.codegen.triton.attention import emit_attention, is_blockwise, tile_of
 from fusewright.codegen.triton.gemm import emit_product
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.kernel import LONGEST_INDEX, KernelText, emit_kernel
@@ -48,7 +48,7 @@ def generate(
         wide = _is_wide(kernel, buffers)
         aligned = tuple(_is_aligned(buffers[name]) for name in kernel.buffers)
         tile = tiles.get(kernel.name)
-        if tile is None and kernel.product is not None and kernel.product.softmax is not None:
+        if tile is None and is_blockwise(kernel):
             tile = tile_of(kernel)
         structure = (signature(kernel), scalars, wide, aligned, tile)
         first = made.get(structure)
@@ -126,7 +126,7 @@ def _generate(
     stages, numbers = STAGES, frozenset(kernel.buffers[k] for k in scalars)
     if isinstance(tile, ProductTile):
         stages = tile.stages
-        if kernel.product is not None and kernel.product.softmax is not None:
+        if is_blockwise(kernel):
             made = emit_attention(kernel, numbers, wide, tile)
         elif scalars:
             raise Unsupported("a product with a number in CPU memory")

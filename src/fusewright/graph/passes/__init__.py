@@ -10,6 +10,7 @@ import torch.fx
 
 from fusewright.base.errors import CannotFunctionalise
 from fusewright.graph.passes.attention.attention_backward import attention_backward
+from fusewright.graph.passes.attention.recomputed_scores import recomputed_scores
 from fusewright.graph.passes.attention.short_attention import may_write_out, short_attention
 from fusewright.graph.passes.clean.canonicalise import canonicalise
 from fusewright.graph.passes.clean.complex_parts import complex_parts
@@ -27,6 +28,7 @@ from fusewright.graph.passes.library.biased_linear import biased_linear
 from fusewright.graph.passes.library.convolution_bias import convolution_bias
 from fusewright.graph.passes.library.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.library.embedding_gradients import embedding_gradients
+from fusewright.graph.passes.library.long_scans import long_scans
 from fusewright.graph.passes.library.onednn_gemm import quick_products
 from fusewright.graph.passes.library.overlap_collectives import overlap_collectives
 from fusewright.graph.passes.parameters.freeze import split_prepacking
@@ -43,6 +45,7 @@ PIPELINE: list[tuple[Pass, str]] = [
     (canonicalise, "Removes views, copies and casts that change nothing, and joins chains of views."),
     (constant_fold, "Computes operators whose arguments are filled with one known number."),
     (complex_parts, "Computes complex numbers as pairs of reals."),
+    (long_scans, "Cuts running sums of few long rows on a GPU into parts."),
     (cse, "Computes repeated subexpressions once."),
     (dce, "Removes what the passes before left unused."),
     (specialise, "The same once more, for guards that the passes themselves have asked for."),
@@ -75,6 +78,7 @@ LIBRARY: list[tuple[Pass, str]] = [
     (quick_products, "Gives large products in float32 to oneDNN where it is much quicker than eager's library."),
     (norm_results, "Writes out the results of batch normalisation as pointwise in their statistics."),
     (attention_backward, "Writes out the gradients of attention over short sequences."),
+    (recomputed_scores, "Computes attention's scores on a GPU again for their gradients, instead of saving them."),
     (dce, "Removes what that left unused."),
 ]
 

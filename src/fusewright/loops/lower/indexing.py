@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fusewright.base.records import replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, Store
 from fusewright.loops.lower import expressions as ex
@@ -29,6 +30,7 @@ from fusewright.loops.lower.values import (
     same_size,
 )
 from fusewright.sizes.expressions import Dim, free_symbols
+from fusewright.sizes.tensor_type import TensorType
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -227,18 +229,22 @@ def scattered(
     """A copy of `target` into which `value` is stored at a place (its index, with bindings) for every point of a loop
     nest over `shape`."""
     low, (place, bindings) = call.lowering, where
-    if mode == "add" and target.dtype in ex.HALF:
-        raise Fallback("accumulation in half precision")
     on_gpu = target.type.device.type == "cuda"
+    if mode == "add" and target.dtype in ex.HALF and not on_gpu:
+        raise Fallback("accumulation in half precision")
     if mode == "add" and on_gpu and target.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
         raise Fallback("sums whose order is left open")
-    copied = Value(call.type, low.at(target, axis_symbols(target.shape)), low.locations)
+    kind: TensorType = call.type
+    if mode == "add" and target.dtype in ex.HALF:
+        kind = replace(kind, dtype=torch.float32)  # a GPU adds halves one after the other
+    copied = Value(kind, ir.cast(low.at(target, axis_symbols(target.shape)), kind.dtype), low.locations)
     axes = axes_of(axis_symbols(shape), shape)
 
     def store(buffer: Buffer) -> Store:
-        return Store(buffer.name, flat_index(place, buffer.stride), ir.cast(value, target.dtype), mode, bindings)
+        return Store(buffer.name, flat_index(place, buffer.stride), ir.cast(value, kind.dtype), mode, bindings)
 
-    return low.scatter(copied, axes, store)
+    made = low.scatter(copied, axes, store)
+    return made if kind is call.type else call.result(low.at(made, axis_symbols(kind.shape)))
 
 
 @lowers("index_put", "_unsafe_index_put", "_index_put_impl")

@@ -221,6 +221,54 @@ def avg_pool(
     return call.result(ex.div(total, ex.index_as(area, dtype)))
 
 
+@lowers("avg_pool2d_backward")
+def avg_pool_gradient(
+    call: Call,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    """Each input element collects its share of the gradients of the windows that contain it."""
+    low = call.lowering
+    kernel = per_dimension(kernel_size, 2)
+    steps = per_dimension(stride, 2, kernel)
+    pads = per_dimension(padding, 2)
+    reach = [-(-size // step) for size, step in zip(kernel, steps)]
+    if math.prod(reach) > MAX_UNROLLED:
+        raise Fallback("a large window")
+    low.shared(grad_output)
+    *lead, row, column = call.axes
+    dtype = ex.compute_dtype(grad_output.dtype)
+    out_shape, shape = grad_output.shape[-2:], self.shape[-2:]
+    total: Expression = ir.constant(0, dtype)
+    last = [(axis + pad) // step for axis, pad, step in zip((row, column), pads, steps)]
+    for offsets in itertools.product(*(range(n) for n in reach)):
+        place = [end - offset for end, offset in zip(last, offsets)]
+        conditions = []
+        area: Dim = 1
+        for k, axis in enumerate((row, column)):
+            index, start = place[k], place[k] * steps[k] - pads[k]
+            if known_le(0, index) is not True:
+                conditions.append(ex.ge(ir.index_value(index), 0))
+            if known_lt(index, out_shape[k]) is not True:
+                conditions.append(ex.lt(ir.index_value(index), ir.index_value(out_shape[k])))
+            if kernel[k] % steps[k]:  # the farthest window that may begin before the element may end there, too
+                conditions.append(ex.lt(ir.index_value(axis), ir.index_value(start + kernel[k])))
+            end = minimum(start + kernel[k], shape[k] + pads[k])
+            area = area * (end - start if count_include_pad else minimum(end, shape[k]) - maximum(start, 0))
+        spot = [*lead, *(0 if is_one(size) else index for index, size in zip(place, out_shape))]
+        given = low.read(grad_output, spot, dtype)
+        divisor = ir.constant(float(divisor_override), dtype) if divisor_override else ex.index_as(area, dtype)
+        term, inside = ex.div(given, divisor), ex.all_of(conditions)
+        total = ex.add(total, term if inside is None else ex.masked(inside, term, ir.constant(0, dtype)))
+    return call.result(total)
+
+
 @lowers("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d")
 def adaptive_avg_pool(call: Call, self: Value, output_size: Sequence[int]) -> Value:
     """Bin i covers floor(i * size / bins) .. ceil((i + 1) * size / bins)."""
