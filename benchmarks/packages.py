@@ -1,9 +1,10 @@
 """Packages beside those of PyTorch's compiler and ONNX Runtime: time to make and to load, time of a call, memory.
 
-Run `python -m benchmarks.packages [--models bert ...] [--runtime FOLDER] [--json FILE]`; the folder is where CMake built
-`examples/` (without it no row of C++). Each engine's file is made by a process of its own, and served by a fresh one; the
-servers are called in turn, so that what else happens on the machine meets all of them alike. Load times begin behind the
-imports. Needs onnxruntime and a C++ compiler for the peers.
+Run `python -m benchmarks.packages [--models bert ...] [--runtime FOLDER] [--folder FOLDER] [--json FILE]`. --runtime:
+where CMake built `examples/` (without it no row of C++). --folder: where the engines' files stay; what is there already
+is not made again, so that a second run on a quiet machine only loads and calls. Each file is made by a process of its
+own and served by a fresh one; the servers are called in turn, so that what else happens on the machine meets all of
+them alike. Load times begin behind the imports. Needs onnxruntime and a C++ compiler for the peers.
 """
 
 from __future__ import annotations
@@ -188,31 +189,41 @@ class Server:
         return [float(word) for word in words[1:]]
 
 
-def compare(name: str, runtime: Path | None, rounds: int) -> list[dict[str, Any]]:
+FILES = {"package": "package.fwp", "standalone": "standalone.fwp", "AOTInductor": "model.pt2", "ONNX Runtime": "model.onnx"}
+
+
+def compare(name: str, runtime: Path | None, rounds: int, kept: Path | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        here = [sys.executable, "-m", "benchmarks.packages", "--folder", folder, "--models", name]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if kept is None else kept / name
+        folder.mkdir(parents=True, exist_ok=True)
+        here = [sys.executable, "-m", "benchmarks.packages", "--folder", str(folder), "--models", name]
         _, given = _model(name)
-        torch.save(given, Path(folder) / "given.pt")
+        torch.save(given, folder / "given.pt")
         for number, one in enumerate(given):
-            (Path(folder) / f"given.{number}").write_bytes(one.numpy().tobytes())
+            (folder / f"given.{number}").write_bytes(one.numpy().tobytes())
         servers: list[Server] = []
-        made: dict[str, float] = {}
+        times = folder / "made.json"
+        made: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
         for engine in ENGINES:
             try:
-                if engine not in ("compiled", "C++"):
+                if engine in FILES and (engine not in made or not (folder / FILES[engine]).exists()):
                     done = subprocess.run([*here, "--make", engine], capture_output=True, text=True, check=True)
                     made[engine] = float(done.stdout.split()[-1])
+                    times.write_text(json.dumps(made))
                 command = [*here, "--serve", engine]
                 if engine == "C++":
                     if runtime is None:
                         continue
                     files = [f"{folder}/given.{number}" for number in range(len(given))]
                     command = [str(runtime / "serve"), f"{folder}/standalone.fwp", *files]
-                servers.append(Server(engine, command))
+                if rounds > 0:
+                    servers.append(Server(engine, command))
             except (subprocess.CalledProcessError, RuntimeError) as error:
                 said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
                 say(f"{name}: {engine} has no figure: {said[-1] if said else error}")
+        if rounds == 0:
+            return rows
         firsts = {server.engine: server.call() for server in servers}
         for server in servers:
             server.call()
@@ -232,14 +243,16 @@ def compare(name: str, runtime: Path | None, rounds: int) -> list[dict[str, Any]
             base = next(one for one in servers if one.engine == "compiled").calls
             ratio = statistics.median(one / other for one, other in zip(server.calls, base))
             rows.append({
-                "model": name, "engine": server.engine, "made_s": made.get(server.engine), "load_s": server.load_seconds,
+                "model": name, "engine": server.engine,
+                "made_s": made.get(server.engine), "load_s": server.load_seconds,
                 "call_s": statistics.median(server.calls), "call_over_compiled": ratio, "memory_mib": server.memory,
             })  # fmt: skip
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| model | engine | made, s | load, ms | call, ms | over compiled | memory, MiB |", "|---|---|---|---|---|---|---|"]
+    names = ("model", "engine", "made, s", "load, ms", "call, ms", "over compiled", "memory, MiB")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         made = "" if row["made_s"] is None else f"{row['made_s']:.1f}"
         lines.append(
@@ -253,19 +266,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--runtime", type=Path, help="where CMake built examples/")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=15, help="calls of each; with 0 the files are only made")
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", type=Path)
-    for own in ("--make", "--serve", "--folder"):
+    for own in ("--make", "--serve"):
         parser.add_argument(own, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.make:
         with torch.no_grad():
-            say(make(options.models[0], options.make, Path(options.folder)))
+            say(make(options.models[0], options.make, options.folder))
         return
     if options.serve:
-        serve(options.models[0], options.serve, Path(options.folder))
+        serve(options.models[0], options.serve, options.folder)
         return
-    rows = [row for name in options.models for row in compare(name, options.runtime, options.rounds)]
+    rows = [row for name in options.models for row in compare(name, options.runtime, options.rounds, options.folder)]
     say(table(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

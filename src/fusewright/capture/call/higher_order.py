@@ -9,6 +9,7 @@ each body compiled.
 from __future__ import annotations
 
 import importlib
+import re
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -93,6 +94,8 @@ def _cond(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _choose(tracer: Tracer, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     if not isinstance(pred, torch.Tensor):
         return tracer.inline(higher_order.cond, (pred, true_fn, false_fn, operands))  # type: ignore[arg-type]
+    if tracer.options.exporting:
+        return _chosen(tracer, pred, (true_fn, false_fn), tuple(operands))
     bodies = [_body(tracer, function, list(operands), []) for function in (true_fn, false_fn)]
     (_, spec, results), (_, other_spec, other_results) = bodies
     if spec != other_spec or not _same_types(results, other_results):
@@ -106,6 +109,42 @@ def _choose(tracer: Tracer, pred: Any, true_fn: Any, false_fn: Any, operands: An
         )
     else:
         made = _record(tracer, subgraphs.CHOOSE, graphs, kinds, (pred,), (inputs,))
+    return pytree.tree_unflatten(made, spec)
+
+
+_MAY_FAIL = re.compile(
+    r"index|gather|scatter|take|put|embedding|one_hot|bincount|multinomial|nll_loss|assert|linalg|cholesky|inverse|lu_|"
+    r"_svd|_eig|_qr|lstsq|_solve|histogram|_mode|floor_divide|remainder|fmod|local_scalar"
+)
+"""Names of operators that fail for some values of their operands, which another branch may be there for."""
+
+
+def _chosen(tracer: Tracer, pred: torch.Tensor, functions: tuple[Any, Any], operands: Args) -> Any:
+    """The call in a program that leaves the process, whose graph has operators alone: both branches are computed, and
+    the condition chooses between their results."""
+    roots, graph = (*functions, *operands), tracer.recorder.graph
+    before, known = _traces(tracer, roots), set(graph.nodes)
+    try:
+        results = [tracer.world.materialise(tracer.call(function, operands)) for function in functions]
+    except UserException as signal:
+        _refuse(f"a body raises {type(signal.exception).__name__}: {signal.exception}")
+    if _traces(tracer, roots) != before:
+        _refuse("a body that has effects besides its result")
+    for node in graph.nodes:
+        if node not in known and isinstance(node.target, torch._ops.OpOverload):
+            about = facts(node.target)
+            if about.written or about.random or about.effect or node.meta.get("random"):
+                _refuse(f"a body that writes, draws random numbers or has an effect: {node.target}")
+            if _MAY_FAIL.search(str(node.target)):
+                _refuse(f"an exported program computes both branches, and {node.target} may fail in the other one")
+    (leaves, spec), (others, other_spec) = map(pytree.tree_flatten, results)
+    if not all(isinstance(leaf, TracedTensor) for leaf in (*leaves, *others)):
+        _refuse("a body that returns something besides tensors")
+    if spec != other_spec or not _same_types(leaves, others):
+        _refuse("torch.cond whose branches give different structures, shapes or dtypes")
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*leaves, *others)):
+        _refuse("gradients through it are wanted: export it under torch.no_grad()")
+    made = [tracer.world.torch_call(torch.where, (pred, *pair), {}) for pair in zip(leaves, others)]
     return pytree.tree_unflatten(made, spec)
 
 
