@@ -1,6 +1,6 @@
 // Machine code in memory: an object file made by LLVM, placed, relocated and made executable; freed with the Python object that owns it.
 //
-// Takes the bytes of an ELF64 relocatable file for x86-64 and a function that gives the addresses of outside symbols; gives
+// Takes the bytes of an ELF64 relocatable file for this kind of processor and a function that gives the addresses of outside symbols; gives
 // `fusewright._native.MachineCode`, whose `addresses` maps each global function to its address.
 // Always holds: no page is ever writable and executable at once; every offset in the file is checked before it is followed; a file with
 // a relocation or a section that this loader does not know is refused (ValueError), never loaded in part.
@@ -66,7 +66,7 @@ void unload(MachineCode *self) {
 #else
 
 PyObject *load(PyTypeObject *, const uint8_t *, size_t, PyObject *) {
-    PyErr_SetString(PyExc_NotImplementedError, "object files are loaded on Linux x86-64 only");
+    PyErr_SetString(PyExc_NotImplementedError, "object files are loaded on Linux, on x86-64 and AArch64, only");
     return nullptr;
 }
 

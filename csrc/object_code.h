@@ -1,4 +1,4 @@
-// Places an object file (ELF, x86-64) in executable memory; shared by the extension and the runtime without Python.
+// Places an object file (ELF; x86-64, AArch64) in executable memory; shared by the extension and the runtime without Python.
 // Takes its bytes and what finds outside functions; gives the functions' addresses.
 // Always holds: every offset is checked before it is followed; a file with a relocation or a section that this loader
 // does not know is refused (Failure), never loaded in part.
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__linux__) && defined(__x86_64__)
+#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
 #define FW_LOADS_OBJECTS 1
 #include <elf.h>
 #include <sys/mman.h>
@@ -25,7 +25,14 @@
 namespace fw {
 namespace object_code {
 
-constexpr size_t kStub = 16;            // jmp *0(%rip) and the address it reads
+constexpr size_t kStub = 16;            // a jump, and the address that it reads
+#if defined(__x86_64__)
+constexpr uint16_t kMachine = EM_X86_64;
+constexpr uint8_t kJump[8] = {0xff, 0x25, 0x02, 0, 0, 0, 0x0f, 0x0b};  // jmp *2(%rip); ud2
+#else
+constexpr uint16_t kMachine = EM_AARCH64;
+constexpr uint8_t kJump[8] = {0x50, 0, 0, 0x58, 0, 0x02, 0x1f, 0xd6};  // ldr x16, 8 bytes on; br x16
+#endif
 constexpr size_t kLargest = 1u << 30;   // relative addresses reach 2 GB: stay well inside
 enum Region { kCode, kData, kWritable, kRegions };
 
@@ -104,8 +111,8 @@ class Loader {
         Elf64_Ehdr header;
         std::memcpy(&header, at(0, sizeof header), sizeof header);
         if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_type != ET_REL ||
-            header.e_machine != EM_X86_64 || header.e_shentsize != sizeof(Elf64_Shdr))
-            refuse("not an object file for x86-64");
+            header.e_machine != kMachine || header.e_shentsize != sizeof(Elf64_Shdr))
+            refuse("not an object file for this kind of processor");
         sections_.resize(header.e_shnum);
         std::memcpy(sections_.data(), at(header.e_shoff, header.e_shnum * sizeof(Elf64_Shdr)), header.e_shnum * sizeof(Elf64_Shdr));
         for (const Elf64_Shdr &section : sections_) {
@@ -186,9 +193,8 @@ class Loader {
         }
         for (size_t i = 1; i < symbols_.size(); i++) {
             if (symbols_[i].st_shndx != SHN_UNDEF) continue;
-            static const uint8_t jump[] = {0xff, 0x25, 0x02, 0, 0, 0, 0x0f, 0x0b};  // jmp *2(%rip); ud2; then the address
-            std::memcpy(base_ + stubs_[i], jump, sizeof jump);
-            std::memcpy(base_ + stubs_[i] + sizeof jump, &values_[i], 8);
+            std::memcpy(base_ + stubs_[i], kJump, sizeof kJump);
+            std::memcpy(base_ + stubs_[i] + sizeof kJump, &values_[i], 8);
         }
     }
 
@@ -212,18 +218,68 @@ class Loader {
         auto room = [&](size_t bytes) {
             if (one.r_offset > section_size || bytes > section_size - one.r_offset) refuse("a relocation outside its section");
         };
+        auto put = [&](auto value) { std::memcpy(where, &value, sizeof value); };
+#if defined(__aarch64__)
+        // An instruction with `value` in its `bits` bits from number `from` on.
+        auto put_bits = [&](uint64_t value, int from, int bits) {
+            uint32_t word, mask = ((bits == 32 ? 0 : 1u << bits) - 1) << from;
+            std::memcpy(&word, where, 4);
+            put((word & ~mask) | (static_cast<uint32_t>(value << from) & mask));
+        };
+        auto put_page = [&](uint64_t address) {  // adrp: how many pages away, in two parts
+            int64_t pages = static_cast<int64_t>((address & ~uint64_t(0xfff)) - (here & ~uint64_t(0xfff))) >> 12;
+            if (pages < -(1 << 20) || pages >= 1 << 20) refuse("an address that is too far away");
+            put_bits(static_cast<uint64_t>(pages) & 3, 29, 2);
+            put_bits(static_cast<uint64_t>(pages) >> 2, 5, 19);
+        };
+        auto put_rest = [&](uint64_t address, int scale) {  // where in its page, in units of 2^scale bytes
+            if ((address & ((1u << scale) - 1)) != 0) refuse("an address that is not aligned");
+            put_bits((address & 0xfff) >> scale, 10, 12);
+        };
+        uint64_t table = stubs_[index] == 0 ? 0 : reinterpret_cast<uint64_t>(base_) + stubs_[index] + sizeof kJump;
+        uint64_t address = symbol + one.r_addend;
+        auto kind = ELF64_R_TYPE(one.r_info);
+        room(kind == R_AARCH64_ABS64 || kind == R_AARCH64_PREL64 ? 8 : 4);
+        switch (kind) {
+            case R_AARCH64_ABS64: return put(address);
+            case R_AARCH64_PREL64: return put(address - here);
+            case R_AARCH64_PREL32: {
+                int64_t value = static_cast<int64_t>(address - here);
+                if (value != static_cast<int32_t>(value)) refuse("an address that is too far away");
+                return put(static_cast<int32_t>(value));
+            }
+            case R_AARCH64_CALL26:
+            case R_AARCH64_JUMP26: {
+                if (stubs_[index] != 0) address = reinterpret_cast<uint64_t>(base_) + stubs_[index];
+                int64_t words = static_cast<int64_t>(address - here) >> 2;
+                if (words < -(1 << 25) || words >= 1 << 25) refuse("an address that is too far away");
+                return put_bits(static_cast<uint64_t>(words), 0, 26);
+            }
+            case R_AARCH64_ADR_PREL_PG_HI21: return put_page(address);
+            case R_AARCH64_ADD_ABS_LO12_NC:
+            case R_AARCH64_LDST8_ABS_LO12_NC: return put_rest(address, 0);
+            case R_AARCH64_LDST16_ABS_LO12_NC: return put_rest(address, 1);
+            case R_AARCH64_LDST32_ABS_LO12_NC: return put_rest(address, 2);
+            case R_AARCH64_LDST64_ABS_LO12_NC: return put_rest(address, 3);
+            case R_AARCH64_LDST128_ABS_LO12_NC: return put_rest(address, 4);
+            // The second half of a stub is the word that a global offset table would hold.
+            case R_AARCH64_ADR_GOT_PAGE:
+                if (table == 0) refuse("a table entry for a symbol of the file");
+                return put_page(table);
+            case R_AARCH64_LD64_GOT_LO12_NC:
+                if (table == 0) refuse("a table entry for a symbol of the file");
+                return put_rest(table, 3);
+            default: refuse("an unknown kind of relocation (" + std::to_string(kind) + ")");
+        }
+#else
         switch (ELF64_R_TYPE(one.r_info)) {
             case R_X86_64_64: {
                 room(8);
-                uint64_t value = symbol + one.r_addend;
-                std::memcpy(where, &value, 8);
-                return;
+                return put(symbol + one.r_addend);
             }
             case R_X86_64_PC64: {
                 room(8);
-                uint64_t value = symbol + one.r_addend - here;
-                std::memcpy(where, &value, 8);
-                return;
+                return put(symbol + one.r_addend - here);
             }
             case R_X86_64_PLT32:
                 if (stubs_[index] != 0) symbol = reinterpret_cast<uint64_t>(base_) + stubs_[index];
@@ -232,9 +288,7 @@ class Loader {
                 room(4);
                 int64_t value = static_cast<int64_t>(symbol + one.r_addend - here);
                 if (value != static_cast<int32_t>(value)) refuse("an address that is too far away");
-                int32_t narrow = static_cast<int32_t>(value);
-                std::memcpy(where, &narrow, 4);
-                return;
+                return put(static_cast<int32_t>(value));
             }
             case R_X86_64_GOTPCREL:
             case R_X86_64_GOTPCRELX:
@@ -243,15 +297,15 @@ class Loader {
                 room(4);
                 if (stubs_[index] == 0) refuse("a table entry for a symbol of the file");
                 uint64_t word = reinterpret_cast<uint64_t>(base_) + stubs_[index] + 8;
-                int32_t narrow = static_cast<int32_t>(word + one.r_addend - here);
-                std::memcpy(where, &narrow, 4);
-                return;
+                return put(static_cast<int32_t>(word + one.r_addend - here));
             }
             default: refuse("an unknown kind of relocation (" + std::to_string(ELF64_R_TYPE(one.r_info)) + ")");
         }
+#endif
     }
 
     void protect() {
+        __builtin___clear_cache(reinterpret_cast<char *>(base_), reinterpret_cast<char *>(base_ + total_));
         static const int rights[] = {PROT_READ | PROT_EXEC, PROT_READ, PROT_READ | PROT_WRITE};
         for (int region = 0; region < kRegions; region++) {
             size_t size = starts_[region + 1] - starts_[region];

@@ -41,6 +41,8 @@ typedef struct {
 typedef struct fw_package fw_package;
 
 FW_API fw_status fw_load(const char *path, fw_package **package);
+/* The same, refusing a package that the owner of this Ed25519 key did not sign (FW_FILE). key: its 32 public bytes. */
+FW_API fw_status fw_load_signed(const char *path, const uint8_t *key, fw_package **package);
 FW_API void fw_close(fw_package *package);
 FW_API const char *fw_last_error(void);
 FW_API int64_t fw_item_size(int32_t dtype); /* in bytes; 0 for an unknown one */

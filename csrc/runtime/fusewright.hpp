@@ -57,9 +57,12 @@ inline fw_tensor tensor(const void *data, fw_dtype dtype, const std::vector<int6
 
 class Package {
   public:
-    explicit Package(const std::string &path) {
+    // verify_key: the 32 bytes of the Ed25519 key that the package must be signed by; empty where none is asked for.
+    explicit Package(const std::string &path, const std::string &verify_key = "") {
         fw_package *made = nullptr;
-        check(fw_load(path.c_str(), &made));
+        if (verify_key.size() != 0 && verify_key.size() != 32) throw Error(FW_INPUT, "a key has 32 bytes");
+        auto key = reinterpret_cast<const uint8_t *>(verify_key.data());
+        check(fw_load_signed(path.c_str(), verify_key.empty() ? nullptr : key, &made));
         package_.reset(made);
     }
     const fw_package *get() const { return package_.get(); }

@@ -217,7 +217,7 @@ void CallPlan::load_code(Bytes data, const std::vector<std::string> &keys) {
         fail("the machine code cannot be loaded: " + failure.text);
     }
 #else
-    fail("machine code is loaded on Linux on x86-64 only", FW_MACHINE);
+    fail("machine code is loaded on Linux, on x86-64 and AArch64, only", FW_MACHINE);
 #endif
 }
 

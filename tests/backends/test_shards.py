@@ -23,7 +23,7 @@ def test_on_four_devices() -> None:
     if jax.device_count() == 4:
         pytest.skip("this is that run")
     env = {**os.environ, "XLA_FLAGS": FLAG, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
 

@@ -69,9 +69,28 @@ MODELS = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
     """A folder with the library, installed, and the examples, built against it by find_package."""
-    folder = tmp_path_factory.mktemp("runtime")
+    return build_all(tmp_path_factory.mktemp("runtime"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory) -> list[object]:
+    """A command that runs the example on AArch64, emulated."""
+    compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
+    if not shutil.which(compiler) or not shutil.which(emulator):
+        pytest.skip(f"needs {compiler} and {emulator}")
+    folder = tmp_path_factory.mktemp("aarch64")
+    (folder / "toolchain.cmake").write_text(
+        "set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR aarch64)\n"
+        "set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)\nset(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)\n"
+    )
+    build_all(folder, f"-DCMAKE_TOOLCHAIN_FILE={folder / 'toolchain.cmake'}")
+    libraries = f"LD_LIBRARY_PATH={folder / 'installed/lib'}"
+    return [emulator, "-L", "/usr/aarch64-linux-gnu", "-E", libraries, folder / "examples/run"]
+
+
+def build_all(folder: Path, *options: str) -> Path:
     for source, more in (("csrc/runtime", ()), ("examples", (f"-DCMAKE_PREFIX_PATH={folder / 'installed'}",))):
-        build = folder / Path(source).name
+        build, more = folder / Path(source).name, (*options, *more)
         configure = ["cmake", "-S", ROOT / source, "-B", build, f"-DCMAKE_INSTALL_PREFIX={folder / 'installed'}", *more]
         subprocess.run(configure, check=True, capture_output=True)
         subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
@@ -162,6 +181,63 @@ def test_damaged_files_are_errors(built, packages, tmp_path):
         data = bytearray(whole)
         data[-1 - draw.randrange(600)] ^= 1 << draw.randrange(8)
         damaged(bytes(data), False)
+
+
+def test_signatures(built, tmp_path):
+    """With a key, what another key signed, what nobody signed, and what was changed behind the signature is refused."""
+    pytest.importorskip("cryptography")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    program = fusewright.export(Layers().eval(), (torch.randn(3, 64),))
+    own, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    for name, key in (("own", own), ("other", other)):
+        (tmp_path / name).write_bytes(key.public_key().public_bytes_raw())
+    good, unsigned, changed = (tmp_path / name for name in ("good.fwp", "unsigned.fwp", "changed.fwp"))
+    fusewright.package(program, good, standalone=True, sign_key=own)
+    fusewright.package(program, unsigned, standalone=True)
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(changed, "w") as made:
+        for name in archive.namelist():
+            data = bytearray(archive.read(name))
+            if name == "weights.safetensors":
+                data[-5] ^= 1
+            made.writestr(zipfile.ZipInfo(name), bytes(data))
+
+    def load(path, key=None):
+        words = [str(path), *(() if key is None else ("--key", str(tmp_path / key)))]
+        done = subprocess.run([built / "serve", *words], input="", capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    for path in (good, unsigned, changed):
+        assert load(path)[0] == 0
+    assert load(good, "own") == (0, "")
+    for path, key, message in (
+        (good, "other", "was not signed by this key"),
+        (unsigned, "own", "package.ed25519: is missing"),
+        (changed, "own", "weights.safetensors: its hash differs"),
+    ):
+        code, said = load(path, key)
+        assert code == 1 and message in said
+
+
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-user")
+@pytest.mark.parametrize("machine", ["Haswell", "aarch64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_file_runs_on_other_processors(name, machine, built, foreign, packages, tmp_path):
+    """A processor without AVX-512, and one of another kind, emulated: the same file, eager's results."""
+    model, given, path = packages[name][0], tmp_path / "given", tmp_path / "model.fwp"
+    example, batch = MODELS[name][1](2), fusewright.Dim("batch", 1, 256)
+    program = fusewright.export(model, (example,), dynamic_shapes=({0: batch},))
+    fusewright.package(program, path, targets=("x86-64-v4", "x86-64-v3", "aarch64"), standalone=True)
+    command = ["qemu-x86_64", "-cpu", "Haswell", built / "run"] if machine == "Haswell" else foreign
+    for size in (1, 7):
+        x = MODELS[name][1](size)
+        given.write_bytes(x.numpy().tobytes())
+        done = subprocess.run([*map(str, command), path, str(size), given], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        expected = model(x)
+        for number, one in enumerate(expected if isinstance(expected, tuple) else (expected,)):
+            found = torch.frombuffer(bytearray(Path(f"{given}.out.{number}").read_bytes()), dtype=one.dtype)
+            torch.testing.assert_close(found.view(one.shape), one.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", [b"", b"{}", b"[" * 5000, b'{"format": 2}', b'{"format": 1, "hashes": 3}'])

@@ -191,6 +191,42 @@ def test_torchs_hints_and_forms():
         module(torch.randn(9, 5), args[1])
 
 
+class Chooses(torch.nn.Module):
+    """Chooses by a value of its argument."""
+
+    def __init__(self, other=torch.sin) -> None:
+        super().__init__()
+        self.one, self.two, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), other
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: self.one(x).log(), lambda x: self.other(self.two(x)), (x,)) + 1
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_a_choice_between_branches(standalone):
+    model, file = Chooses(), io.BytesIO()
+    with torch.no_grad():
+        program = fusewright.export(model, (torch.ones(3, 4),), dynamic_shapes=({0: Dim("batch")},))
+        fusewright.package(program, file, standalone=standalone)
+        for run in (program.module(), fusewright.load_package(file.getvalue())):
+            for x in (torch.ones(5, 4), -torch.ones(2, 4), torch.full((1, 4), -3.0)):
+                torch.testing.assert_close(run(x), model(x), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "model, grad, message",
+    [
+        (Chooses(), True, r"gradients through it are wanted.*no_grad"),
+        (Chooses(lambda x: torch.linalg.inv(x)), False, "linalg_inv.* may fail in the other one"),
+        (Chooses(lambda x: x + torch.rand(4, 4)), False, "draws random numbers"),
+        (Chooses(lambda x: x[:1]), False, "different structures, shapes or dtypes"),
+    ],
+)
+def test_a_choice_that_a_program_cannot_hold(model, grad, message):
+    with torch.set_grad_enabled(grad), pytest.raises(fusewright.GraphBreakError, match=message):
+        fusewright.export(model, (torch.ones(4, 4),))
+
+
 def test_shapes_by_tensor():
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     shapes = torch.export.ShapesCollection()

@@ -43,12 +43,22 @@ def standing_alone(model: nn.Module, *given: Tensor, **more: object) -> Callable
 @pytest.fixture
 def products(monkeypatch):
     """How many kernels that multiply matrices each plan has that stands alone."""
+    return counts(monkeypatch, "product_")
+
+
+@pytest.fixture
+def attentions(monkeypatch):
+    """The same of kernels that attend."""
+    return counts(monkeypatch, "attention_")
+
+
+def counts(monkeypatch, prefix: str) -> list[int]:
     found: list[int] = []
     check = package.check
 
     def counted(name, made, program):
         check(name, made, program)
-        found.append(sum(name.startswith("product_") for name in kernels(made.plan)))
+        found.append(sum(name.startswith(prefix) for name in kernels(made.plan)))
 
     monkeypatch.setattr(package, "check", counted)
     return found
@@ -133,3 +143,75 @@ def test_a_product_that_is_left_to_the_library_is_written_out(monkeypatch):
     with pytest.raises(fusewright.ExportError, match=r"no generated kernel for .*addmm"):
         standing_alone(model, x)
     assert asked
+
+
+class Convolutions(nn.Module):
+    """Strides, paddings, dilations, groups, one and three dimensions; a residual, a normalisation, a view behind one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.second = nn.Conv2d(16, 16, (3, 1), stride=(2, 1), padding=(2, 0), dilation=(2, 1))
+        self.grouped, self.point = nn.Conv2d(16, 16, 3, padding=1, groups=4), nn.Conv2d(16, 8, 1)
+        self.line, self.volume = nn.Conv1d(8, 5, 3), nn.Conv3d(1, 4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = F.relu(self.norm(self.first(x)))
+        y = self.second(x)
+        x = self.point(self.grouped(x) + x)
+        lines = self.line(x.flatten(2))  # what lies by rows in the program
+        return x, y, lines, self.volume(x.unsqueeze(1)).mean(1), self.second.weight.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolutions_are_products(dtype, products):
+    model = Convolutions().eval().to(dtype)
+    run = standing_alone(model, torch.randn(2, 3, 12, 9, dtype=dtype), dynamic_shapes=({0: BATCH},))
+    assert products and min(products) >= 4
+    for batch in (1, 2, 5):
+        agrees(run, model, torch.randn(batch, 3, 12, 9, dtype=dtype))
+    assert dict(model.state_dict()).keys() == run.state_dict().keys()
+    other = Convolutions().eval().to(dtype)
+    run.load_state_dict(other.state_dict())
+    agrees(run, other, torch.randn(3, 3, 12, 9, dtype=dtype))
+
+
+class Strided(nn.Module):
+    """Reads the convolution's result by its place in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.layer(x).as_strided((4, 5), (7, 1)) * 2,)
+
+
+def test_what_reads_memory_by_place_keeps_its_layout():
+    model, x = Strided().eval(), torch.randn(2, 3, 8, 8)
+    agrees(standing_alone(model, x), model, x)
+
+
+class Attends(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        attend = F.scaled_dot_product_attention
+        turned = q.transpose(-1, -2).contiguous().transpose(-1, -2)  # features apart in memory
+        return attend(q, k, v), attend(q, k, v, is_causal=True), attend(q, k, v, mask), attend(turned, k, v, scale=0.3)
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v3"])
+@pytest.mark.parametrize("features", [32, 64, 12])
+def test_attention(features, target, attentions):
+    def given(length: int) -> list[Tensor]:
+        made = [torch.randn(2, 3, length, features) for _ in range(3)]
+        return [*made, torch.randn(length, length).masked_fill(torch.rand(length, length) < 0.3, -torch.inf)]
+
+    model, length = Attends(), fusewright.Dim("length", min=2, max=512)
+    sizes = ({2: length}, {2: length}, {2: length}, {0: length, 1: length})
+    for shapes in (sizes, None):
+        run = standing_alone(model, *given(40), dynamic_shapes=shapes, target=target)
+        for size in (2, 40, 65) if shapes else (40,):
+            x = given(size)
+            x[3][:, 0] = 0.0  # some key is seen
+            agrees(run, model, *x)
+    assert set(attentions) == ({0} if features == 12 else {3})  # the fourth is products in PyTorch too

@@ -245,7 +245,8 @@ def _gemm(to_compile: GraphToCompile, selection: Selection) -> Plan:
 
 
 def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
-    return generated_gemm.with_generated_attention(selection.plan, _other_target(to_compile))
+    library = to_compile.settings["library_products"]
+    return generated_gemm.with_generated_attention(selection.plan, _other_target(to_compile), library)
 
 
 def _memory(to_compile: GraphToCompile, selection: Selection) -> Plan:

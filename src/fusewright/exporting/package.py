@@ -44,7 +44,7 @@ from fusewright.exporting.packaged import (
 from fusewright.exporting.program import ExportedProgram, ProgramModule, holds, zeros_of
 from fusewright.exporting.request import STAND_INS, Request, choose_roots, stand_in
 from fusewright.exporting.results import flat_results
-from fusewright.exporting.standalone import by_kernels, check, in_loops
+from fusewright.exporting.standalone import BY_MEMORY, by_kernels, channels_last_weights, check, in_loops
 from fusewright.exporting.symbols import Captured, located
 from fusewright.exporting.trace import alone, decomposed, sizes_again, tree
 from fusewright.graph.builder import env_of
@@ -78,6 +78,8 @@ def package(
             raise OptionError(f"unknown target {target!r}: {near_misses(str(target), TARGETS)}")
     if not named or not wanted:
         raise ExportError("package takes at least one program and one target")
+    if standalone:
+        named = channels_last_weights(named)
     seal = None if sign_key is None else ed25519_key(sign_key, "sign_key", "Private").sign
     every = {
         f"{name}/{weight}": value for name, program in named.items() for weight, value in weights_of(program).items()
@@ -144,14 +146,18 @@ def compiled(
     if not standalone:
         return _versions(program, target, sizes, options, name)
     options = {**(options or {}), "pack_weights": False, "library_products": False}
-    for last, function_of in enumerate((by_kernels(target), in_loops)):
-        made = _versions(decomposed(program, function_of), target, sizes, options, name)
+    if any("type" not in node.meta for node in program.graph.nodes if node.op != "output"):  # it was loaded
+        program = decomposed(program, lambda node: node.target)  # type: ignore[arg-type, return-value]
+    by_memory = any(node.target in BY_MEMORY for node in program.graph.nodes)
+    candidates = [in_loops] if by_memory else [by_kernels(target, True), by_kernels(target, False), in_loops]
+    for number, function_of in enumerate(candidates):
+        made = _versions(decomposed(program, function_of, laid_out=True), target, sizes, options, name)
         try:
             for version in made:
                 check(name, version.graph, program.graph)
             return made
         except ExportError:  # a product may be left whose kernel does not fit: loops always do
-            if last:
+            if number == len(candidates) - 1:
                 raise
     raise AssertionError("the last one returns or raises")
 

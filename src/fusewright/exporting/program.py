@@ -182,6 +182,14 @@ class ExportedProgram:
         """Parameters and persistent buffers by name."""
         return {name: value for name, value in self.state.items() if self.graph_signature.buffers.get(name, True)}
 
+    def with_state(self, of: Callable[[torch.Tensor], torch.Tensor]) -> ExportedProgram:
+        """The same program with other weights: `of` each one."""
+        state = {name: of(value) for name, value in self.state.items()}
+        specs = self.in_spec, self.out_spec
+        made = ExportedProgram(self._graph, self.graph_signature, state, self.constants, specs)
+        made.example_inputs, made.dynamic_shapes = self.example_inputs, self.dynamic_shapes
+        return made
+
     def print_readable(self, print_output: bool = True) -> str:
         """The program's text: its operators under the user's lines that they came from."""
         text = program_text(self.graph)

@@ -8,7 +8,7 @@ products, and errors. Always holds: a plan that passes `check` needs neither Pyt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch.nn import functional
 from fusewright.base.errors import ExportError
 from fusewright.codegen.call_plan_types import CCall, Guarded, KernelCall, KernelGroup, PythonCall, SlotStep
 from fusewright.codegen.llvm import target_of
+from fusewright.codegen.llvm.emit.target import Target
+from fusewright.exporting.program import ExportedProgram
 from fusewright.graph.passes.library.linear_paths import Linear
 from fusewright.runtime.artifact import CompiledGraph
 from fusewright.select import generated_gemm
@@ -50,18 +52,25 @@ def _convolution(
     dims = weight.dim() - 2
     if transposed:
         return aten.convolution.default(x, weight, bias, stride, padding, dilation, *rest)
-    stride, padding, dilation = (list(one) * dims if len(one) == 1 else one for one in (stride, padding, dilation))
-    x = functional.pad(x, [one for pad in reversed(padding) for one in (pad, pad)])
-    for dim in range(dims):
-        x = x.unfold(2 + dim, (weight.shape[2 + dim] - 1) * dilation[dim] + 1, stride[dim])
-    for dim in range(dims):
-        x = aten.slice.Tensor(x, 2 + dims + dim, 0, None, dilation[dim])
+    x = _windows(x, weight, stride, padding, dilation)
     # windows: batch, groups, outputs of a group, channels of a group, places, places in the window
     windows = x.unflatten(1, (groups, -1)).unsqueeze(2)
     filters = weight.unflatten(0, (groups, -1)).unsqueeze(0)
     filters = filters[(...,) + (None,) * dims + (slice(None),) * dims]
     summed = (windows * filters).sum([3, *range(4 + dims, 4 + 2 * dims)]).flatten(1, 2)
     return summed if bias is None else summed + bias.reshape(-1, *(1,) * dims)
+
+
+def _windows(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """What each place of a convolution's result reads: batch, channels, places, places in the window."""
+    dims = weight.dim() - 2
+    stride, padding, dilation = (list(one) * dims if len(one) == 1 else one for one in (stride, padding, dilation))
+    x = functional.pad(x, [one for pad in reversed(padding) for one in (pad, pad)])
+    for dim in range(dims):
+        x = x.unfold(2 + dim, (weight.shape[2 + dim] - 1) * dilation[dim] + 1, stride[dim])
+    for dim in range(dims):
+        x = aten.slice.Tensor(x, 2 + dims + dim, 0, None, dilation[dim])
+    return x
 
 
 def _attention(
@@ -79,6 +88,12 @@ def _attention(
     return result, torch.logsumexp(scores, -1)
 
 
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+COPYING: dict[Any, Any] = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+"""Operators that want their operand to lie as the program had it, where it may lie otherwise now."""
+BY_MEMORY = (aten.as_strided.default, aten.view.dtype)
+"""Operators whose result depends on how their operand lies in memory: programs with these stay as they are."""
+
 WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _mm,
     aten.bmm.default: _mm,
@@ -87,7 +102,7 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten.mv.default: _mv,
     aten.dot.default: _mv,
     aten.convolution.default: _convolution,
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    ATTENTION: _attention,
 }
 """Operators that a plan would leave to a library, as those that loops are made of."""
 
@@ -99,13 +114,19 @@ def in_loops(node: Node) -> Callable[..., Any]:
     return function
 
 
-def by_kernels(processor_name: str) -> Callable[[Node], Callable[..., Any]]:
-    """The same, but products are left as they are that generated kernels compute on `target`; their operands are copied
-    where they do not lie as those read them."""
+def by_kernels(processor_name: str, attention: bool) -> Callable[[Node], Callable[..., Any]]:
+    """The same, but products (and `attention`) are left as they are that generated kernels compute on `target`, and
+    convolutions become products; their operands are copied where they do not lie as those read them."""
     processor = target_of(processor_name)
 
     def function_of(node: Node) -> Callable[..., Any]:
         target: Any = node.target
+        if target is ATTENTION and attention:
+            return _attention_of_rows
+        if target is aten.convolution.default:
+            return _convolution_by_product if _is_product(node, processor) else in_loops(node)
+        if target in COPYING:
+            return COPYING[target]  # type: ignore[no-any-return]
         make = PRODUCTS.get(target)
         if make is None:
             return in_loops(node)
@@ -119,6 +140,66 @@ def by_kernels(processor_name: str) -> Callable[[Node], Callable[..., Any]]:
         return make(_rows_of(left), _columns_of(right))
 
     return function_of
+
+
+def _is_product(node: Node, processor: Target) -> bool:
+    """Whether the convolution is a product of its windows by its weights, for which there is a kernel."""
+    weight, transposed, groups = node.args[1], node.args[6], node.args[8]
+    if transposed or groups != 1 or not isinstance(weight, Node):
+        return False
+    columns, *inner = weight.meta["type"].shape
+    if not isinstance(columns, int) or not all(isinstance(size, int) for size in inner):
+        return False
+    product = Linear(weight.meta["type"].dtype, None, math.prod(inner), columns, False, True)
+    return generated_gemm.has_kernel(product, processor)
+
+
+def _convolution_by_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *rest: Any
+) -> Tensor:
+    dims = weight.dim() - 2
+    places = list(range(2, 2 + dims))
+    windows = _windows(x, weight, stride, padding, dilation)
+    # The channels lie side by side, in windows and weights (`channels_last_weights`), and in the result.
+    windows = windows.permute(0, *places, *(place + dims for place in places), 1)
+    product = windows.flatten(1 + dims).flatten(0, dims) @ weight.permute(0, *places, 1).flatten(1).t()
+    if bias is not None:
+        product = product + bias
+    return product.unflatten(0, windows.shape[: 1 + dims]).movedim(-1, 1)
+
+
+def _attention_of_rows(query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    rows = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
+    made: tuple[Tensor, Tensor] = ATTENTION(*rows, *args, **more)
+    return made
+
+
+def channels_last_weights(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
+    """The same programs, weights that only convolutions read as their products read them in memory."""
+    memory: dict[int, set[int]] = {}  # which tensors share a memory
+    others: set[int] = set()  # tensors that something else reads
+    for program in programs.values():
+        for value in program.state.values():
+            memory.setdefault(value.untyped_storage().data_ptr(), set()).add(id(value))
+        for node, record in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.inputs):
+            if record["kind"] == "parameter" and not all(
+                user.target is aten.convolution.default and user.args[0] is not node and not user.args[6]
+                for user in node.users
+            ):
+                others.add(id(program.state[record["target"]]))
+    moved: dict[int, Tensor] = {}
+
+    def of(value: Tensor) -> Tensor:
+        if not isinstance(value, torch.nn.Parameter) or value.dim() < 3 or id(value) in others:
+            return value
+        if len(memory[value.untyped_storage().data_ptr()]) > 1 or not value.is_contiguous():
+            return value
+        if id(value) not in moved:
+            made = value.detach().movedim(1, -1).contiguous().movedim(-1, 1)
+            moved[id(value)] = torch.nn.Parameter(made, value.requires_grad)
+        return moved[id(value)]
+
+    return {name: program.with_state(of) for name, program in programs.items()}
 
 
 Operand = Callable[[Tensor], Tensor]

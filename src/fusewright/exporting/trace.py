@@ -35,6 +35,7 @@ from fusewright.graph.passes.clean.specialise import specialise
 from fusewright.graph.passes.context import PassContext
 from fusewright.process import PROCESS
 from fusewright.sizes.expressions import Symbol, free_symbols, substitute, symbol, to_tuples
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 PASSES = [
     (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),
@@ -79,12 +80,22 @@ def _export(
     return program
 
 
-def decomposed(program: ExportedProgram, function_of: Callable[[torch.fx.Node], Callable[..., Any]]) -> ExportedProgram:
-    """The same program, each of its operators computed by `function_of` its node."""
+def decomposed(
+    program: ExportedProgram, function_of: Callable[[torch.fx.Node], Callable[..., Any]], laid_out: bool = False
+) -> ExportedProgram:
+    """The same program, each of its operators computed by `function_of` its node. laid_out: results that lay row by
+    row in memory do so, however the functions' results lie."""
     module = program.module()
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     steps = zip(nodes, module.fusewright_steps, strict=True)
-    module.fusewright_steps = [(function_of(node), given, named) for node, (_, given, named) in steps]
+    (output,) = program.graph.find_nodes(op="output")
+    results = [node for node in nodes if laid_out and node in output.all_input_nodes and _lies_by_rows(node)]
+
+    def function(node: torch.fx.Node) -> Callable[..., Any]:
+        made = function_of(node)
+        return (lambda *args, **named: made(*args, **named).contiguous()) if node in results else made
+
+    module.fusewright_steps = [(function(node), given, named) for node, (_, given, named) in steps]
     module.fusewright_checks = False
     args, kwargs = examples_of(program) if program.example_inputs is None else program.example_inputs
     dims = sizes_again(program)
@@ -92,6 +103,11 @@ def decomposed(program: ExportedProgram, function_of: Callable[[torch.fx.Node], 
     for record, own in zip(made.graph_signature.leaves, program.graph_signature.leaves, strict=True):
         record["name"] = own["name"]  # the module's arguments have no names
     return made
+
+
+def _lies_by_rows(node: torch.fx.Node) -> bool:
+    kind = node.meta.get("type")
+    return isinstance(kind, TensorType) and kind.stride == contiguous_strides(kind.shape)
 
 
 def sizes_again(program: ExportedProgram, every: bool = False) -> list[dict[int, Dim | Hint]]:

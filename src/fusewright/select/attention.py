@@ -198,10 +198,11 @@ def beside(plan: Plan, chosen: Sequence[Site], most_work: int) -> Plan:
     return with_steps(plan, kernels, dict(plan.buffers), [step for group in steps for step in group])
 
 
-def replaced(plan: Plan, chosen: Sequence[Site]) -> Plan:
-    """The plan with kernels for many rows in place of the sites' operators, over sizes that are known."""
-    own = {site.step: replace(site.kernel, attention=replace(site.attention, many=True)) for site in chosen}
-    gone = {copy for site in chosen for copy in site.copies}
+def replaced(plan: Plan, chosen: Sequence[tuple[Site, bool]]) -> Plan:
+    """The plan with kernels in place of the sites' operators, whose operands fit together. With each site: whether its
+    kernel is for many rows at a time."""
+    own = {site.step: replace(site.kernel, attention=replace(site.attention, many=many)) for site, many in chosen}
+    gone = {copy for site, _ in chosen for copy in site.copies}
     steps: list[Step] = []
     for number, step in enumerate(plan.steps):
         if number in own:

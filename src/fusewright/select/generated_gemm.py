@@ -115,16 +115,32 @@ def with_generated_gemm(
     return skinny_gemm.beside(plan, few) if few else plan
 
 
-def with_generated_attention(plan: Plan, target: Target | None = None) -> Plan:
+def with_generated_attention(plan: Plan, target: Target | None = None, library: bool = True) -> Plan:
     """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that
-    are not known."""
+    are not known. Without `library`: in its place wherever there is one."""
     target = target or host_target()
+    if not library:
+        sites = [site for site in attention.find(plan) if site.fits == 1]
+        fitting = [(site, _best(site, target)) for site in sites]
+        return attention.replaced(plan, [(site, many) for site, many in fitting if many is not None])
     many = [
-        site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)
+        (site, True)
+        for site in attention.find(plan)
+        if site.is_known and is_quick_block(site.kernel, site.attention, target)
     ]
     plan = attention.replaced(plan, many) if many else plan
     unknown = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
     return attention.beside(plan, unknown, MOST_ATTENTION_WORK) if unknown else plan
+
+
+def _best(site: attention.Site, target: Target) -> bool | None:
+    """Whether the site's kernel is for many queries at a time; None where there is no kernel."""
+    axis = site.kernel.outer[2]
+    few = isinstance(axis.extent, int) and axis.extent < LEAST_QUERIES
+    by_row, by_block = is_attention(site.attention, target), is_attention_block(site.attention, axis, target)
+    if not by_row and not by_block:
+        return None
+    return by_block and not (few and by_row)
 
 
 def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool:

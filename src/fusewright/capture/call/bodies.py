@@ -152,7 +152,7 @@ def record_body(
     roots: what leads to the objects that the body may reach, where `function` is ours."""
     outer = tracer.recorder
     reachable = (function if roots is None else roots, *operands, *(carried or ()))
-    before = _traces(tracer, reachable)
+    before = traces(tracer, reachable)
     tracer.recorder = recorder = SubRecorder(outer)
     follows = recorder.follows
     own = [recorder.operand(one, requires_grad=follows and one.is_floating_point()) for one in carried or ()]
@@ -166,7 +166,7 @@ def record_body(
         refuse(f"a body raises {type(signal.exception).__name__}: {signal.exception}")
     finally:
         tracer.recorder = outer
-    if _traces(tracer, reachable) != before:
+    if traces(tracer, reachable) != before:
         refuse("a body that has effects besides its result")
     leaves, spec = pytree.tree_flatten(tracer.world.materialise(result))
     if not all(isinstance(leaf, TracedTensor) for leaf in leaves):
@@ -217,7 +217,7 @@ def _row_major(value: TracedTensor) -> Any:
     return contiguous_strides(value.tensor_type.shape)
 
 
-def _traces(tracer: Tracer, roots: Args) -> Any:
+def traces(tracer: Tracer, roots: Args) -> Any:
     """What a body must leave as it is: effects held back, and objects of this capture that it can reach."""
     world = tracer.world
     effects = world.effects

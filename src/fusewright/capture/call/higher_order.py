@@ -8,6 +8,7 @@ break, and the call then runs by its plain Python meaning, with each body compil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from fusewright.base.records import dataclass, replace
-from fusewright.base.signals import GraphBreak, Retry
+from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.call.bodies import (
     Body,
     add_placeholder_of,
@@ -28,9 +29,11 @@ from fusewright.capture.call.bodies import (
     record_body,
     record_gradient,
     refuse,
+    traces,
 )
 from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators import higher_order, subgraphs
+from fusewright.operators.schema import facts
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Expr, Symbol, free_symbols
@@ -57,6 +60,8 @@ def _cond(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _choose(tracer: Tracer, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     if not isinstance(pred, torch.Tensor):
         return tracer.inline(higher_order.cond, (pred, true_fn, false_fn, operands))  # type: ignore[arg-type]
+    if tracer.options.exporting:
+        return _chosen(tracer, pred, (true_fn, false_fn), tuple(operands))
     (pred,) = here(tracer, [pred])
     bodies = [record_body(tracer, function, list(operands)) for function in (true_fn, false_fn)]
     if bodies[0].spec != bodies[1].spec or not _same_types(bodies[0].results, bodies[1].results):
@@ -88,6 +93,42 @@ def _choose(tracer: Tracer, pred: Any, true_fn: Any, false_fn: Any, operands: An
     constant = {k for k in range(len(results)) if not any(body.results[k].requires_grad for body in bodies)}
     made = _differentiated(forward, backward, inputs, wanted, constant)
     return pytree.tree_unflatten(made, bodies[0].spec)
+
+
+_MAY_FAIL = re.compile(
+    r"index|gather|scatter|take|put|embedding|one_hot|bincount|multinomial|nll_loss|assert|linalg|cholesky|inverse|lu_|"
+    r"_svd|_eig|_qr|lstsq|_solve|histogram|_mode|floor_divide|remainder|fmod|local_scalar"
+)
+"""Names of operators that fail for some values of their operands, which another branch may be there for."""
+
+
+def _chosen(tracer: Tracer, pred: torch.Tensor, functions: tuple[Any, Any], operands: Args) -> Any:
+    """The call in a program that leaves the process, whose graph has operators alone: both branches are computed, and
+    the condition chooses between their results."""
+    roots, graph = (*functions, *operands), tracer.recorder.graph
+    before, known = traces(tracer, roots), set(graph.nodes)
+    try:
+        results = [tracer.world.materialise(tracer.call(function, operands)) for function in functions]
+    except UserException as signal:
+        refuse(f"a body raises {type(signal.exception).__name__}: {signal.exception}")
+    if traces(tracer, roots) != before:
+        refuse("a body that has effects besides its result")
+    for node in graph.nodes:
+        if node not in known and isinstance(node.target, torch._ops.OpOverload):
+            about = facts(node.target)
+            if about.written or about.random or about.effect or node.meta.get("random"):
+                refuse(f"a body that writes, draws random numbers or has an effect: {node.target}")
+            if _MAY_FAIL.search(str(node.target)):
+                refuse(f"an exported program computes both branches, and {node.target} may fail in the other one")
+    (leaves, spec), (others, other_spec) = map(pytree.tree_flatten, results)
+    if not all(isinstance(leaf, TracedTensor) for leaf in (*leaves, *others)):
+        refuse("a body that returns something besides tensors")
+    if spec != other_spec or not _same_types(leaves, others):
+        refuse("torch.cond whose branches give different structures, shapes or dtypes")
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*leaves, *others)):
+        refuse("gradients through it are wanted: export it under torch.no_grad()")
+    made = [tracer.world.torch_call(torch.where, (pred, *pair), {}) for pair in zip(leaves, others)]
+    return pytree.tree_unflatten(made, spec)
 
 
 def _while_loop(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
