@@ -19,13 +19,23 @@ from fusewright.base import events, options
 from fusewright.base.errors import FusewrightError, OptionError, warn_once
 from fusewright.runtime import host
 from fusewright.runtime.cache import DiskCache
+from fusewright.tools.logs import ARTIFACTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-torch-compile.md").read_text()
-VARIABLES = """TORCH_LOGS TORCH_COMPILE_DEBUG TORCH_TRACE TORCHDYNAMO_DISABLE TORCH_COMPILE_DISABLE TORCHINDUCTOR_CACHE_DIR
-TRITON_CACHE_DIR TORCHINDUCTOR_FORCE_DISABLE_CACHES TORCHINDUCTOR_FX_GRAPH_CACHE TORCHINDUCTOR_MAX_AUTOTUNE
-TORCHINDUCTOR_COMPILE_THREADS"""
-LOGS = """graph_breaks recompiles recompiles_verbose guards graph graph_code bytecode aot_graphs aot_joint_graph
-post_grad_graphs ir_pre_fusion fusion ir_post_fusion schedule output_code kernel_code autotuning perf_hints cudagraphs dynamic"""
+VARIABLES = """TORCH_LOGS TORCH_LOGS_OUT TORCH_LOGS_FORMAT TORCH_COMPILE_DEBUG TORCH_COMPILE_DEBUG_DIR TORCH_TRACE
+TORCHDYNAMO_DISABLE TORCH_COMPILE_DISABLE TORCHDYNAMO_VERBOSE TORCHDYNAMO_REPRO_AFTER TORCHDYNAMO_REPRO_LEVEL
+TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS TORCHDYNAMO_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR
+TORCHINDUCTOR_FORCE_DISABLE_CACHES TORCH_COMPILE_FORCE_DISABLE_CACHES TORCHINDUCTOR_FX_GRAPH_CACHE
+TORCHINDUCTOR_AUTOGRAD_CACHE TORCHINDUCTOR_MAX_AUTOTUNE TORCHINDUCTOR_COMPILE_THREADS"""
+# What torch.compiler has in PyTorch 2.11 and 2.13 (the page must hold for the oldest and the newest that are supported,
+# whichever runs the tests), and what is not public in it.
+OLDEST = """compile config assume_constant_result reset allow_in_graph substitute_in_graph list_backends disable set_stance
+set_enable_guard_collectives cudagraph_mark_step_begin load_compiled_function wrap_numpy is_compiling is_dynamo_compiling
+is_exporting save_cache_artifacts load_cache_artifacts keep_portable_guards_unsafe skip_guard_on_inbuilt_nn_modules_unsafe
+skip_guard_on_all_nn_modules_unsafe keep_tensor_guards_unsafe skip_guard_on_globals_unsafe skip_all_guards_unsafe
+nested_compile_region"""
+NEWEST = f"{OLDEST} set_default_backend get_default_backend"
+HELPERS = "Any CacheInfo Callable F FuncType NestedCompileRegionOptions ParamSpec TypeVar contextlib io torch"
 
 
 @pytest.fixture
@@ -47,12 +57,18 @@ def section(heading: str) -> dict[str, str]:
 
 
 def test_the_page_maps_every_name_and_argument() -> None:
-    assert set(section("Names")) >= {f"torch.compiler.{name}" for name in torch.compiler.__all__}
+    names = {name for name in dir(torch.compiler) if not name.startswith("_")} - set(HELPERS.split())
+    assert names >= set(OLDEST.split())
+    assert set(section("Names")) >= {f"torch.compiler.{name}" for name in {*names, *NEWEST.split()}}
     named = {name for here in section("Names").values() for name in re.findall(r"`fusewright\.(\w+)`", here)}
     assert named <= set(fusewright.__all__)
     assert set(section("Arguments")) >= set(inspect.signature(torch.compile).parameters)
     assert section("Options") == options.PEER_OPTIONS
-    assert set(section("Logs")) == set(LOGS.split())
+    registered = torch._logging._internal.log_registry
+    logs = {*registered.log_alias_to_log_qnames, *registered.artifact_names} - {"custom_format_test_artifact", "all"}
+    assert set(section("Logs")) >= logs
+    ours = {name for here in section("Logs").values() if not here.startswith(("none", "`TORCH")) for name in here.split()}
+    assert {name.strip("`,") for name in ours} <= set(ARTIFACTS)
     assert set(section("Environment variables")) == set(VARIABLES.split())
 
 

@@ -27,6 +27,9 @@ PEER_CONFIG = "torch._dynamo.config"
 PEER_OPTIONS = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")
 """Settings of PyTorch's capture that are options of ours: what a library has set there counts."""
 
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+"""What Lightning calls instead of the module. It compiles them where it meets PyTorch's own wrapper."""
+
 
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of torch.compile as ours. Options of other compilers are left out, and a warning says which."""
@@ -57,7 +60,18 @@ def _fits(name: str, value: Any) -> bool:
 
 def _compile(model: Any = None, **arguments: Any) -> Any:
     """torch.compile, replaced by fusewright (fusewright.patch)."""
-    return api.compile(model, **_arguments(arguments))
+    given = _arguments(arguments)
+    compiled = api.compile(model, **given)
+    for name, base in ((name, base) for name in STEPS for base in _learners() if isinstance(model, base)):
+        if getattr(type(model), name, None) is not getattr(base, name, None):
+            setattr(compiled, name, api.compile(getattr(compiled, name), **given))
+    return compiled
+
+
+def _learners() -> tuple[type, ...]:
+    """Lightning's class of modules, where it is imported."""
+    packages = (sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning"))
+    return tuple(package.LightningModule for package in packages if hasattr(package, "LightningModule"))
 
 
 def _compile_module(self: torch.nn.Module, **arguments: Any) -> None:
