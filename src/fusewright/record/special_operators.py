@@ -218,7 +218,7 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
 
 
 def _fill_masked(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """`x[mask] = number`: native code makes a tensor in CPU memory of the number, which a kernel on a GPU would read."""
+    """`x[mask] = number`: native code makes a tensor in CPU memory of the number, which a GPU's kernel would read."""
     target, indices, given, *more = args
     mask = indices[0] if isinstance(indices, (list, tuple)) and len(indices) == 1 else None
     if not (isinstance(target, TracedTensor) and isinstance(mask, TracedTensor)) or any(more) or kwargs:
