@@ -254,6 +254,11 @@ def _setting(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return answer
 
 
+def _interpreted(find: Callable[[Any], Any]) -> Row:
+    """A function of a module whose other functions are refused."""
+    return lambda tracer, args, kwargs: tracer.inline(find(sys.modules[C10D]), args, kwargs)
+
+
 _COLLECTIVES: dict[str, Callable[[Tracer, Kwargs], Any]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
@@ -279,13 +284,15 @@ _BY_FUNCTION: dict[str, Row] = {
     **{name: _of_group(name) for name in _QUESTIONS},
     "_get_group_size_by_name": _size_by_name,
     "_resolve_process_group": _by_name,
-    "_get_default_group": lambda tracer, args, kwargs: tracer.inline(
-        sys.modules[C10D]._get_default_group, args, kwargs
-    ),
+    "_get_default_group": _interpreted(lambda c10d: c10d._get_default_group),
 }
 # A function of the first module may be wrapped by the second, which logs its errors.
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     **{(home, name): row for name, row in _BY_FUNCTION.items() for home in (C10D, "torch.distributed.c10d_logger")},
+    # Whether there is a process group is a question that guards answer: a global that these three read.
+    (C10D, "is_initialized"): _interpreted(lambda c10d: c10d.is_initialized),
+    (C10D, "_WorldMeta.WORLD"): _interpreted(lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget),
+    (C10D, "_World.default_pg"): _interpreted(lambda c10d: vars(c10d._World)["default_pg"].fget),
     ("torch.distributed._functional_collectives", "_group_or_group_name"): _name_of,
     ("torch.distributed.nn.functional", "_not_supported_under_compile"): _unsupported,
     ("torch.distributed.tensor.parallel.loss", "_enable_custom_loss_ops"): _loss_parallel,
