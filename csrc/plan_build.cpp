@@ -251,7 +251,8 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
         case StepKind::Python: {
             PythonStep python;
             if (!read_python(r, limits, &python)) return false;
-            python.collective = python.name.rfind("_c10d_functional::", 0) == 0;
+            python.collective =
+                python.name.rfind("_c10d_functional::", 0) == 0 || python.name.rfind("fusewright_c10d::", 0) == 0;
             step.operand = static_cast<int32_t>(p->pythons.size());
             p->pythons.push_back(std::move(python));
             p->dispatches = true;

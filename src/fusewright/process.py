@@ -46,10 +46,10 @@ class FunctionState:
 
 @dataclass(slots=True)
 class GroupState:
-    """What is known of a process group's other processes: the functions whose collectives were compared with theirs,
-    and whether one of them does not answer."""
+    """What is known of a process group's other processes: the lists of collectives that were compared with theirs, by
+    function, and whether one of them does not answer."""
 
-    asked: set[str] = field(default_factory=set)
+    asked: dict[str, list[Any]] = field(default_factory=dict)
     silent: bool = False
 
 

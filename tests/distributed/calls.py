@@ -115,6 +115,50 @@ def over_a_mesh(x: Tensor) -> Tensor:
     return y + funcol.all_reduce(x, "sum", over) + funcol.all_reduce(x, "max", (over, 0)) * world.WORLD.rank()
 
 
+def reduced(x: Tensor) -> Tensor:
+    y = x * 2
+    dist.reduce(y, dst=dist.get_world_size() - 1)
+    return y + 1 if dist.get_rank() == dist.get_world_size() - 1 else x  # elsewhere nobody says what is in it
+
+
+def gathered(x: Tensor) -> Any:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())] if dist.get_rank() == 1 else None
+    dist.gather(x.exp(), parts, dst=1)
+    return [part * 2 for part in parts or [x]]
+
+
+def scattered(x: Tensor) -> Tensor:
+    made = torch.empty_like(x)
+    parts = [x + rank for rank in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.scatter(made, parts, src=0)
+    return made.sin()
+
+
+def sent(x: Tensor) -> Tensor:
+    """From each to the next."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    made = torch.zeros_like(x)
+    if rank % 2:
+        source = dist.recv(made, src=(rank - 1) % size)
+        dist.send(x * 2, dst=(rank + 1) % size)
+    else:
+        dist.send(x * 2, dst=(rank + 1) % size)
+        source = dist.recv(made, src=(rank - 1) % size, tag=0)
+    return made * (source + 1)
+
+
+def lists(x: Tensor) -> Tensor:
+    size = dist.get_world_size()
+    made, exchanged = torch.empty_like(x), [torch.empty_like(x) for _ in range(size)]
+    dist.reduce_scatter(made, [x * rank for rank in range(size)])
+    if x.device.type == "cuda":  # gloo has no all_to_all of lists
+        work = dist.all_to_all(exchanged, [x + rank for rank in range(size)], async_op=True)
+        work.wait()
+    else:
+        exchanged = [x] * size
+    return torch.stack([made, *exchanged]).sum(0)
+
+
 @functools.cache
 def mesh(kind: str) -> Any:
     return dist.device_mesh.init_device_mesh(kind, (dist.get_world_size(),))
@@ -125,6 +169,6 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     for function in (
         all_reduce, all_reduce_of_an_input, reductions, all_gather, all_gather_into_tensor, reduce_scatter_tensor,
         all_to_all_single, broadcast, asynchronous, never_used, twice_the_same, functional, operators,
-        exchanged_unevenly, over_a_mesh,
+        exchanged_unevenly, over_a_mesh, reduced, gathered, scattered, sent, lists,
     )
 }  # fmt: skip

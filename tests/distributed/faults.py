@@ -23,6 +23,12 @@ def differs(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def uneven(x: torch.Tensor) -> torch.Tensor:
+    y = x.sum()
+    dist.all_reduce(y)
+    return y * x
+
+
 def sums(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     dist.all_reduce(y)
@@ -45,12 +51,27 @@ def mismatch(rank: int) -> None:
     fusewright.compile(differs, fullgraph=True)(torch.ones(3))
 
 
+def recompile(rank: int) -> None:
+    """A later compile with other collectives is compared, too."""
+    compiled = fusewright.compile(differs, fullgraph=True)
+    compiled(torch.ones(3))
+    operations.append(dist.ReduceOp.MAX if rank else dist.ReduceOp.MIN)
+    compiled(torch.ones(3))
+
+
+def sizes(rank: int) -> None:
+    """One process meets another size, and compiles alone: it asks nobody."""
+    compiled = fusewright.compile(uneven, fullgraph=True)
+    for step in range(3):
+        compiled(torch.ones(3 + rank * step))
+
+
 def main(rank: int, size: int, store: str, out: str, case: str) -> None:
     timeout = timedelta(seconds=20)
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timeout)
     started = time.monotonic()
     try:
-        {"dies": dies, "mismatch": mismatch}[case](rank)
+        {"dies": dies, "mismatch": mismatch, "recompile": recompile, "sizes": sizes}[case](rank)
         found = "nothing was raised"
     except Exception as error:
         found = f"{type(error).__name__}: {error}"

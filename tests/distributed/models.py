@@ -13,6 +13,15 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +39,19 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
+
+
+class Separate(nn.Module):
+    """Attention whose heads can be cut among ranks."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.each = width // heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one(x).unflatten(-1, (-1, self.each)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
 class Gated(nn.Module):
@@ -56,11 +78,13 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, feed_forward: Callable[[int], nn.Module] = Gated, width: int = 16, layers: int = 2) -> None:
+    def __init__(
+        self, feed_forward: Callable[[int], nn.Module] = Gated, width: int = 16, layers: int = 2, vocabulary: int = 31
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(31, width)
+        self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(Block(width, True, feed_forward(width)) for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 31, bias=False)
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -154,6 +178,32 @@ class _Left(torch.autograd.Function):
         return gradient
 
 
+def parallelized(of_loss: bool) -> Any:
+    """A Llama by parallelize_module. of_loss: between the layers the sequence is cut too, and the logits stay cut."""
+    model = Llama(width=32, vocabulary=32)
+    for block in model.layers:
+        block.attention = Separate(32, 4)
+    whole, between = Replicate(), Shard(1) if of_loss else Replicate()
+    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=between)
+    logits = Shard(-1) if of_loss else whole
+    top: dict[str, Any] = {
+        "embedding": RowwiseParallel(input_layouts=whole, output_layouts=between),
+        "head": ColwiseParallel(input_layouts=between, output_layouts=logits, use_local_output=not of_loss),
+    }
+    layer: dict[str, Any] = {"attention.out": rows, "feed_forward.down": rows}
+    for name in ("attention.q", "attention.k", "attention.v", "feed_forward.gate", "feed_forward.up"):
+        layer[name] = columns
+    if of_loss:
+        gathered = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(whole,))
+        layer |= {"attention": gathered, "feed_forward": gathered}
+        layer |= {"first": SequenceParallel(), "second": SequenceParallel()}
+        top["norm"] = SequenceParallel()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.layers:
+        parallelize_module(block, mesh, layer)
+    return parallelize_module(model, mesh, top)
+
+
 class TensorParallel(nn.Module):
     """A gated layer whose columns, then rows, are cut among the ranks."""
 
@@ -173,6 +223,12 @@ def tokens(step: int, rows: int = 4) -> tuple[Tensor, Tensor]:
     return made[:, :-1].contiguous(), made[:, 1:].flatten()
 
 
+def shared(step: int) -> tuple[Tensor, Tensor]:
+    """The same on all ranks."""
+    made = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(step))
+    return made[:, :-1].contiguous(), made[:, 1:].flatten()
+
+
 def images(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 * dist.get_rank() + step)
     return torch.randn(4, 3, 16, 16, generator=generator), torch.randint(10, (4,), generator=generator)
@@ -186,7 +242,7 @@ def train(model: Any, batch: Callable[[int], tuple[Tensor, Tensor]]) -> list[Ten
         inputs, wanted = batch(step)
         loss = F.cross_entropy(model(inputs).flatten(0, -2), wanted)
         loss.backward()
-        kept += [loss.detach(), *(_whole(parameter.grad) for parameter in model.parameters() if not step % 5)]
+        kept += [_whole(loss.detach()), *(_whole(parameter.grad) for parameter in model.parameters() if not step % 5)]
         optimizer.step()
     return kept + [_whole(parameter.detach()) for parameter in model.parameters()]
 
@@ -218,6 +274,12 @@ def made(create: Callable[[], Any], wrapper: str, batch: Callable[[int], tuple[T
     return run
 
 
+def of_loss(inside: Form, outside: Form) -> list[Tensor]:
+    torch.manual_seed(0)
+    with loss_parallel():
+        return train(outside(parallelized(True)), shared)
+
+
 LLAMA, VIT, RESNET = (Llama, tokens), (ViT, images), (ResNet, images)
 EXPERTS, PARALLEL = (lambda: Llama(Experts), tokens), (lambda: Llama(TensorParallel), lambda step: tokens(step % 1))
 # name: (what trains it, what is compiled, the world sizes that run it)
@@ -232,5 +294,7 @@ MODELS: dict[str, tuple[Make, str, tuple[int, ...]]] = {
     "resnet ddp inside": (made(RESNET[0], "ddp", RESNET[1]), "inside", (2,)),
     "resnet fsdp2 inside": (made(RESNET[0], "fsdp2", RESNET[1]), "inside", (2,)),
     "experts whole": (made(EXPERTS[0], "alone", EXPERTS[1]), "whole", (2, 4)),
+    "parallelize_module whole": (made(lambda: parallelized(False), "alone", shared), "whole", (2, 4)),
+    "loss parallel whole": (of_loss, "whole", (2, 4)),
     "tensor parallel whole": (made(PARALLEL[0], "alone", PARALLEL[1]), "whole", (2, 4)),
 }

@@ -51,14 +51,23 @@ def test_equals_eager_on_every_rank(size: int, tmp_path: Path) -> None:
     assert len(reports[0]) > 15
 
 
-def test_different_collectives_are_an_error_that_names_the_first_difference(tmp_path: Path) -> None:
-    launch("tests.distributed.faults", 2, tmp_path, "mismatch")
+@pytest.mark.parametrize("case", ["mismatch", "recompile"])
+def test_different_collectives_are_an_error_that_names_the_first_difference(case: str, tmp_path: Path) -> None:
+    launch("tests.distributed.faults", 2, tmp_path, case)
     for rank in range(2):
         text, seconds = json.loads((tmp_path / f"{rank}.json").read_text())
         assert text.startswith("CollectiveMismatch"), text
         assert "Number 2 is all_reduce" in text
         assert "min" in text
         assert "max" in text
+        assert seconds < 20
+
+
+def test_a_compile_for_another_size_asks_nobody(tmp_path: Path) -> None:
+    launch("tests.distributed.faults", 2, tmp_path, "sizes")
+    for rank in range(2):
+        text, seconds = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert text == "nothing was raised"
         assert seconds < 20
 
 

@@ -26,6 +26,7 @@ from fusewright.base.events import STREAM, Captured, Compiled, FellBack, Skipped
 from fusewright.graph.collectives import is_collective
 from tests.distributed.calls import CALLS
 from tests.distributed.models import MODELS
+from tests.distributed.states import STATES, check
 from tests.distributed.tensors import PROGRAMS, Program
 
 BACKENDS = ("native", "eager", "aot_eager")
@@ -114,9 +115,9 @@ def check_model(make: Callable[[Callable[[Any], Any], Callable[[Any], Any]], lis
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=lambda text, at=position: f"{at}: {text}")
 
 
-def run(report: dict[str, str], name: str, check: Callable[..., None], *args: Any) -> None:
+def run(report: dict[str, str], name: str, call: Callable[..., None], *args: Any) -> None:
     try:
-        check(*args)
+        call(*args)
         report[name] = ""
     except Exception:
         report[name] = traceback.format_exc()
@@ -141,6 +142,9 @@ def main(rank: int, size: int, store: str, out: str, only: str = "", kind: str =
         for backend in BACKENDS if size == 2 else BACKENDS[:1]:
             if only in f"{name} {backend}":
                 run(report, f"{name} {backend}", check_tensors, tensors, backend, backend == "native")
+    for name, state in STATES.items():
+        if only in name and kind == "cpu":
+            run(report, name, check, state)
     for name, (make, form, sizes) in MODELS.items():
         if size in sizes and only in name and kind == "cpu":
             run(report, name, check_model, make, form)

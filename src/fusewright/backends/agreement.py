@@ -1,11 +1,11 @@
-"""Whether all processes of a group compile the same collectives: asked once for each function, through the group's
-store.
+"""Whether all processes of a group compile the same collectives: asked through the group's store, for each function and
+each list of collectives that it has not compiled before.
 
 Takes what a frame is called and its graph; raises CollectiveMismatch where another process's graph begins other
 collectives, so that the program ends with the first difference instead of hanging in it. Always holds: a process whose
-others compile nothing (they run eagerly, or not yet) waits for PATIENCE at most, once a group, and goes on; recompiles
-are not compared, since a process may need one that the others do not, and after `fusewright.reset()` everything is
-compared again.
+others compile nothing (they run eagerly, or not yet) waits for PATIENCE at most, once a group, and goes on; a recompile
+with collectives that were compared before, whatever their sizes, asks nobody, since a process may need one that the
+others do not; after `fusewright.reset()` everything is compared again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ import torch.fx
 
 from fusewright.base.errors import CollectiveMismatch
 from fusewright.graph.collectives import Collective, collectives_of, described
+from fusewright.operators.messages import PAIRED
 from fusewright.process import PROCESS, GroupState
 
 PATIENCE = 30.0
 """Seconds to wait for the other processes' lists."""
 _UNEVEN = frozenset({"all_to_all_single"})
+_ONE_SIDED = frozenset({"gather", "scatter"})
+"""Of which one process, named first among the constants, has other sizes than the others."""
 
 
 def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None]) -> None:
@@ -33,13 +36,16 @@ def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None]) -> None
     should know."""
     by_group: dict[str, list[Collective]] = {}
     for one in collectives_of(graph):
+        if one.operator in PAIRED:
+            continue
         by_group.setdefault(one.group, []).append(one)
     for group_name, found in by_group.items():
         group = _c10d()._resolve_process_group(group_name)
         state = PROCESS.groups.setdefault(group, GroupState())
-        if group.size() > 1 and name not in state.asked and not state.silent:
-            state.asked.add(name)
-            _compare(name, group, [_comparable(one) for one in found], tell)
+        mine, known = [_comparable(one) for one in found], state.asked.setdefault(name, [])
+        if group.size() > 1 and not state.silent and not any(_all_fit(mine, one) for one in known):
+            known.append([[operator, dtype, _open(shapes), rest] for operator, dtype, shapes, rest in mine])
+            _compare(f"{name}, list {len(known)}" if known[1:] else name, group, mine, tell)
 
 
 def _c10d() -> Any:
@@ -48,6 +54,8 @@ def _c10d() -> Any:
 
 def _comparable(one: Collective) -> list[Any]:
     """What every process must say alike: sizes that vary stand as None."""
+    if one.operator in _ONE_SIDED:
+        return [one.operator, one.dtype, [], list(one.constants[:1])]
     shapes = [] if one.operator in _UNEVEN else [[s if isinstance(s, int) else None for s in t] for t in one.shapes]
     constants = () if one.operator in _UNEVEN else one.constants
     return [one.operator, one.dtype, shapes, list(constants)]
@@ -88,6 +96,15 @@ def _fit(mine: list[Any], theirs: list[Any]) -> bool:
         len(one) == len(two) and all(a == b or a is None or b is None for a, b in zip(one, two, strict=True))
         for one, two in zip(shapes, shapes2, strict=True)
     )
+
+
+def _open(shapes: list[list[Any]]) -> list[list[Any]]:
+    """Shapes of any size: only how many there are, and of how many dimensions."""
+    return [[None] * len(shape) for shape in shapes]
+
+
+def _all_fit(mine: list[Any], theirs: list[Any]) -> bool:
+    return len(mine) == len(theirs) and all(map(_fit, mine, theirs))
 
 
 def _text(one: list[Any] | None) -> str:

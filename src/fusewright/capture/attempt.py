@@ -172,7 +172,7 @@ class _Attempt:
         tracer.world = World(tracer)
         tracer.world.repeats.enabled = assumptions.replays
         tracer.world.may_infer = assumptions.inference
-        tracer.world.no_gradients = assumptions.no_gradients
+        tracer.world.wrappers.no_gradients = assumptions.no_gradients
 
     def run(self) -> CapturedFrame:
         world = self.tracer.world

@@ -65,7 +65,8 @@ def _takes_wrapped(compiled: Callable[..., Any], wrapped: dict[Form, list[tuple[
     def run(*inputs: Any) -> Any:
         given = list(inputs)
         for form, places in groups:
-            parts: Any = Apart.apply(form, True, given[places[0][0]])
+            with torch.enable_grad():  # the frame may have begun without gradients, and turned them on
+                parts: Any = Apart.apply(form, True, given[places[0][0]])
             for position, index in places:
                 given[position] = parts[index]
         return compiled(*given)

@@ -303,7 +303,7 @@ class _Postfix:
 def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
     target = extern.target
     operator = isinstance(target, torch._ops.OpOverload)
-    private = not operator or target.namespace not in _BUILTIN_NAMESPACES
+    private = not operator or (target.namespace not in _BUILTIN_NAMESPACES and not extern.keeps)
     postfix = _Postfix(places, operator, private, frozenset(extern.mutates), [], [])
     for value in extern.args:
         postfix.push(value)

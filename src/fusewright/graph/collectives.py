@@ -13,6 +13,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from fusewright.base.records import dataclass
 from fusewright.graph.nodes import leaves
+from fusewright.operators import messages
 from fusewright.operators.rules.collectives import NAMESPACE
 from fusewright.sizes.tensor_type import TensorType
 
@@ -41,6 +42,9 @@ def described(operator: str, dtype: str, shapes: Iterable[Iterable[object]], con
     return " ".join(part for part in (operator, *constants, "of", dtype, sizes) if part)
 
 
+_SPACES = (f"{NAMESPACE}.", f"{messages.NAMESPACE}.")
+
+
 def is_collective(node: torch.fx.Node) -> bool:
     """Whether other processes take part in the node."""
     return _is_of_namespace(node) and not is_wait(node)
@@ -52,7 +56,7 @@ def is_wait(node: torch.fx.Node) -> bool:
 
 
 def _is_of_namespace(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, (OpOverload, OpOverloadPacket)) and str(node.target).startswith(f"{NAMESPACE}.")
+    return isinstance(node.target, (OpOverload, OpOverloadPacket)) and str(node.target).startswith(_SPACES)
 
 
 def collectives_of(graph: torch.fx.Graph) -> Iterator[Collective]:
@@ -68,7 +72,7 @@ def collectives_of(graph: torch.fx.Graph) -> Iterator[Collective]:
         dtype = str(kinds[0].dtype).removeprefix("torch.") if kinds else ""
         group = others.pop() if others else ""
         name = str(getattr(group, "group_name", group))
-        operator = str(node.target).removeprefix(f"{NAMESPACE}.").removesuffix(".default")
+        operator = str(node.target).partition(".")[2].removesuffix(".default")
         yield Collective(operator, shapes, dtype, name, amount, tuple(map(str, others)))
 
 

@@ -290,8 +290,8 @@ class Extern:
     placement "out": `target` is called in its out= form and writes into buffers that the memory plan places;
     "returned": the operator allocates its results. mutates: buffers written in place (e.g. a random generator's none,
     index_put_'s one). ordered: must keep its order among other ordered externs (random numbers, side effects). skinny:
-    what its operands are besides, see there. keeps: what must stay as it is until then, though it is not read (what a
-    collective reads while it is under way).
+    what its operands are besides, see there. keeps: of a collective's wait, what the collective reads until then;
+    of such a collective, that too.
     """
 
     name: str

@@ -92,7 +92,7 @@ def _facts(op: OpOverload) -> OperatorFacts:
         random=torch.Tag.nondeterministic_seeded in op.tags,
         effect=schema.name in _EFFECTS
         or (not schema.returns and not written)
-        or op.namespace in ("_c10d_functional", "c10d"),
+        or op.namespace in ("_c10d_functional", "c10d", "fusewright_c10d"),
         composite=composite,
         foreach=schema.name.startswith("aten::_foreach_") and not schema.overload_name.endswith("out"),
     )

@@ -49,11 +49,11 @@ def makeup(tensor: Any) -> Makeup:
     """Of a wrapper or of a plain tensor; the context is the tensor's own object."""
     if not is_traceable_wrapper_subclass(tensor):
         return PLAIN
-    kind = type(tensor)
+    kind: Any = type(tensor)
     if is_distributed(kind):
-        spec = tensor._spec
-        context = (spec.placements, spec.tensor_meta.dtype, spec.shard_order)
-        return Makeup(kind, ("_local_tensor",), context, (("device_mesh", spec.mesh),))
+        spec: Any = tensor._spec  # type: ignore[attr-defined]
+        of_spec = (spec.placements, spec.tensor_meta.dtype, spec.shard_order)
+        return Makeup(kind, ("_local_tensor",), of_spec, (("device_mesh", spec.mesh),))
     names, context = tensor.__tensor_flatten__()
     parts = tuple(name for name in names if isinstance(getattr(tensor, name), torch.Tensor))
     others = tuple((name, getattr(tensor, name)) for name in names if name not in parts)

@@ -217,6 +217,21 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
     return result
 
 
+def _fill_masked(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """`x[mask] = number`: native code makes a tensor in CPU memory of the number, which a GPU's kernel would read."""
+    target, indices, given, *more = args
+    mask = indices[0] if isinstance(indices, (list, tuple)) and len(indices) == 1 else None
+    if not (isinstance(target, TracedTensor) and isinstance(mask, TracedTensor)) or any(more) or kwargs:
+        return NotImplemented
+    value = recorder.known_value(given)
+    if mask.dtype is not torch.bool or value is None or value.shape != () or value.is_complex():
+        return NotImplemented
+    shaped: Any = mask
+    for _ in range(target.ndim - mask.ndim):
+        shaped = recorder.dispatch(aten.unsqueeze.default, (shaped, -1), {})
+    return recorder.dispatch(aten.masked_fill_.Scalar, (target, shaped, value.item()), {})
+
+
 # Formulas of PyTorch that give the gradient to the elements of a mask by a product if the tensors are a subclass's, as
 # traced ones are, and by masked_fill on a CPU: where the gradient is infinite they differ.
 _GIVEN_TO_A_MASK = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"})
@@ -279,6 +294,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.mul.Tensor: _in_formula(aten.mul.Tensor),
     aten.div.Tensor: _in_formula(aten.div.Tensor),
     aten.resize_.default: _resize,
+    aten.index_put_.default: _fill_masked,
     aten.empty_strided.default: _empty_strided,
     aten.new_empty_strided.default: _empty_strided,
     aten._local_scalar_dense.default: _read_scalar,

@@ -76,7 +76,8 @@ def buffer_refs(argument: Any) -> Iterator[BufferRef]:
 
 def extern_reads(extern: Extern) -> list[str]:
     skinny = () if extern.skinny is None else extern.skinny.args
-    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), skinny, extern.keeps))]
+    given = (extern.args, tuple(value for _, value in extern.kwargs), skinny, extern.keeps)
+    return [ref.buffer for ref in buffer_refs(given)]
 
 
 def used_buffers(

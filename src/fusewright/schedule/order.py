@@ -58,7 +58,7 @@ def _growth(groups: Sequence[Group], dependencies: Dependencies, buffers: Mappin
         total = 0
         for position in group.positions:
             touch, operation = dependencies.touches[position], dependencies.operations[position]
-            if isinstance(operation, Extern) and operation.keeps:
+            if isinstance(operation, Extern) and operation.keeps and operation.mutates:
                 continue
             for name in touch.writes:
                 if buffers[name].role == "temporary" and not inside.issuperset(dependencies.readers.get(name, ())):

@@ -68,13 +68,10 @@ class World(Protocol):
     input_sources: list[Source]
     inputs: list[tuple[torch.Tensor, Source, torch.Tensor]]
     module_sources: set[Source]
-    wrappers: list[Any]
+    wrappers: Any
     uses_arrays: bool
     settings_changed: bool
     may_infer: bool
-    no_gradients: bool
-    without_history: bool
-    masks: list[Any] | None
     infers: bool
     inference_guards: list[Any]
     overridden: bool

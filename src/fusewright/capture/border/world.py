@@ -58,19 +58,16 @@ class World:
         self.input_sources: list[Source] = []
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
         self.module_sources: set[Source] = set()
-        self.wrappers: list[wrapper.Wrapped] = []  # tensors that are made of others
+        self.wrappers = wrapper.Wrappers()
         self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
         # inference mode may be entered inside; it has been; what is open of it
         self.may_infer, self.infers, self.inference_guards = True, False, []
-        self.masks: list[Any] | None = None  # of DTensors' placements; None: no DTensor was met
-        self.no_gradients, self.without_history = True, False  # a wrapper was loaded as if it required no gradient
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
         self.settings_changed = False  # the program has called what sets one of context.SETTINGS
-        self.global_hooks_checked = False
-        self.tensors_compared = False
+        self.global_hooks_checked = self.tensors_compared = False
         self.abstract_checks = AbstractChecks()
         self.state = context.snapshot()
         self.initial = capture_global_state()
@@ -595,7 +592,7 @@ class World:
             self.looked_up, self.dict_kinds,
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
             self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
-            self.recorder.inputs, self.wrappers,
+            self.recorder.inputs, self.wrappers.loaded,
         )  # fmt: skip
         for table in tables:
             table.clear()

@@ -19,6 +19,7 @@ import torch.distributed
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native
+from fusewright.operators import messages
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -185,6 +186,115 @@ def _all_to_all_single(tracer: Tracer, given: Kwargs) -> Any:
     return _later(tracer, given, started, _into(tracer, output))
 
 
+def _message(tracer: Tracer, name: str, *args: Any) -> Any:
+    return tracer.world.torch_call(getattr(getattr(torch.ops, messages.NAMESPACE), name).default, args, {})
+
+
+def _synchronous(given: Kwargs, name: str) -> None:
+    if given.get("async_op"):
+        raise _refuse(f"{name} with async_op=True")
+
+
+def _peer(group: Any, given: Kwargs, kind: str, name: str) -> int:
+    """A rank of the group, given as such or as a rank of all processes; kind: "src" or "dst"."""
+    everywhere, of_group = given.get(kind), given.get(f"group_{kind}")
+    if (everywhere is None) == (of_group is None) and name not in ("reduce", "gather", "scatter"):
+        raise _refuse(f"{name} without one {kind}")
+    if of_group is None:
+        of_group = native(torch.distributed.get_group_rank, group, 0 if everywhere is None else everywhere)
+    return int(of_group)
+
+
+def _reduce(tracer: Tracer, given: Kwargs) -> None:
+    _synchronous(given, "reduce")
+    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "reduce")
+    target = _peer(group, given, "dst", "reduce")
+    made = _message(tracer, "reduce", tensor, _reduction(given["op"]), target, group.group_name)
+    _into(tracer, tensor)(made)
+
+
+def _like(tracer: Tracer, given: Any, tensor: Any, count: int, what: str) -> list[Any]:
+    """A list of `count` tensors like `tensor`."""
+    found = list(tracer.world.materialise(given)) if given is not None else []
+    if len(found) != count:
+        raise _refuse(f"{what} with a list of another length than the group's")
+    for one in found:
+        _same(_plain(one, what), tensor, 1, what)
+        if one.shape != tensor.shape:
+            raise _refuse(f"{what} of tensors that do not fit each other")
+    return found
+
+
+def _gather(tracer: Tracer, given: Kwargs) -> None:
+    _synchronous(given, "gather")
+    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "gather")
+    target = _peer(group, given, "dst", "gather")
+    count = group.size() if group.rank() == target else 0
+    into = _like(tracer, given["gather_list"], tensor, count, "gather")
+    made = _message(tracer, "gather", tensor, target, count, group.group_name)
+    for place, one in enumerate(into):
+        _into(tracer, one)(tracer.world.torch_call(torch.Tensor.select, (made, 0, place), {}))
+
+
+def _scatter(tracer: Tracer, given: Kwargs) -> None:
+    _synchronous(given, "scatter")
+    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "scatter")
+    source = _peer(group, given, "src", "scatter")
+    parts = _like(tracer, given["scatter_list"], tensor, group.size() if group.rank() == source else 0, "scatter")
+    call = tracer.world.torch_call
+    given_parts = call(torch.stack, (parts,), {}) if parts else call(torch.Tensor.new_empty, (tensor, (0,)), {})
+    made = _message(tracer, "scatter", given_parts, source, list(tensor.shape), group.group_name)
+    _into(tracer, tensor)(made)
+
+
+def _send(tracer: Tracer, given: Kwargs) -> None:
+    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "send")
+    _message(tracer, "send", tensor, _peer(group, given, "dst", "send"), given["tag"], group.group_name)
+
+
+def _recv(tracer: Tracer, given: Kwargs) -> int:
+    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "recv")
+    source = _peer(group, given, "src", "recv")
+    _into(tracer, tensor)(_message(tracer, "receive", tensor, source, given["tag"], group.group_name))
+    return int(native(torch.distributed.get_global_rank, group, source))
+
+
+def _reduce_scatter(tracer: Tracer, given: Kwargs) -> Any:
+    """A list of tensors that are all like the result."""
+    group, output = _group(tracer, given["group"]), _plain(given["output"], "reduce_scatter")
+    parts = _like(tracer, given["input_list"], output, group.size(), "reduce_scatter")
+    whole = tracer.world.torch_call(torch.stack, (parts,), {})
+    started = _begin(
+        tracer, "reduce_scatter_tensor", whole, _reduction(given["op"]), group.size(), group.group_name
+    )
+
+    def end(result: Any) -> None:
+        _into(tracer, output)(tracer.world.torch_call(torch.Tensor.select, (result, 0, 0), {}))
+
+    return _later(tracer, given, started, end)
+
+
+def _all_to_all(tracer: Tracer, given: Kwargs) -> Any:
+    """Lists of tensors, each of any shape: their elements in one line."""
+    group = _group(tracer, given["group"])
+    targets, parts = (
+        [_plain(one, "all_to_all") for one in tracer.world.materialise(given[name])]
+        for name in ("output_tensor_list", "input_tensor_list")
+    )
+    if len(targets) != group.size() or len(parts) != group.size() or len({one.dtype for one in targets + parts}) > 1:
+        raise _refuse("all_to_all of tensors that do not fit the group")
+    call = tracer.world.torch_call
+    line = call(torch.cat, ([call(torch.Tensor.flatten, (one,), {}) for one in parts],), {})
+    sizes = [one.numel() for one in targets]
+    started = _begin(tracer, "all_to_all_single", line, sizes, [one.numel() for one in parts], group.group_name)
+
+    def end(result: Any) -> None:
+        for target, part in zip(targets, call(torch.split, (result, sizes), {}), strict=True):
+            _into(tracer, target)(call(torch.Tensor.view, (part, target.shape), {}))
+
+    return _later(tracer, given, started, end)
+
+
 def finish_collectives(tracer: Tracer, work: object = None) -> None:
     """Waits for the collective of `work`, or at a graph's end for all that the program has not waited for."""
     pending = tracer.recorder.collectives
@@ -254,6 +364,11 @@ def _setting(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return answer
 
 
+def _interpreted(find: Callable[[Any], Any]) -> Row:
+    """A function of a module whose other functions are refused."""
+    return lambda tracer, args, kwargs: tracer.inline(find(sys.modules[C10D]), args, kwargs)
+
+
 _COLLECTIVES: dict[str, Callable[[Tracer, Kwargs], Any]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
@@ -265,6 +380,13 @@ _COLLECTIVES: dict[str, Callable[[Tracer, Kwargs], Any]] = {
     "reduce_scatter_single": _reduce_scatter_tensor,
     "_reduce_scatter_base": _reduce_scatter_tensor,
     "all_to_all_single": _all_to_all_single,
+    "all_to_all": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
+    "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
+    "send": _send,
+    "recv": _recv,
 }
 _QUESTIONS = (
     "get_rank",
@@ -279,13 +401,15 @@ _BY_FUNCTION: dict[str, Row] = {
     **{name: _of_group(name) for name in _QUESTIONS},
     "_get_group_size_by_name": _size_by_name,
     "_resolve_process_group": _by_name,
-    "_get_default_group": lambda tracer, args, kwargs: tracer.inline(
-        sys.modules[C10D]._get_default_group, args, kwargs
-    ),
+    "_get_default_group": _interpreted(lambda c10d: c10d._get_default_group),
 }
 # A function of the first module may be wrapped by the second, which logs its errors.
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     **{(home, name): row for name, row in _BY_FUNCTION.items() for home in (C10D, "torch.distributed.c10d_logger")},
+    # Whether there is a process group is a question that guards answer: a global that these three read.
+    (C10D, "is_initialized"): _interpreted(lambda c10d: c10d.is_initialized),
+    (C10D, "_WorldMeta.WORLD"): _interpreted(lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget),
+    (C10D, "_World.default_pg"): _interpreted(lambda c10d: vars(c10d._World)["default_pg"].fget),
     ("torch.distributed._functional_collectives", "_group_or_group_name"): _name_of,
     ("torch.distributed.nn.functional", "_not_supported_under_compile"): _unsupported,
     ("torch.distributed.tensor.parallel.loss", "_enable_custom_loss_ops"): _loss_parallel,

@@ -244,7 +244,7 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
     if name in _SETTERS or name in _OF_PROCESS:
         if name == "_set_grad_enabled" and args[0]:
             tracer.world.requires_grad_matters = True
-            if tracer.world.without_history:
+            if tracer.world.wrappers.without_history:
                 raise Retry(no_gradients=False)
         tracer.world.settings_changed |= name in _OF_PROCESS
         # At torch level the settings are nodes of the graph; at ATen level their effect is in what is recorded.
@@ -390,7 +390,7 @@ def _check_is_size(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return None
 
 
-def _interpreted(find: Callable[[Any], types.FunctionType], module: str = "torch.distributed.distributed_c10d") -> Row:
+def _interpreted(find: Callable[[Any], types.FunctionType], module: str) -> Row:
     """A function of a module whose other functions are refused."""
     return lambda tracer, args, kwargs: tracer.inline(find(sys.modules[module]), args, kwargs)
 
@@ -505,14 +505,6 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.amp.autocast_mode", "is_autocast_available"): _query(torch.amp.autocast_mode.is_autocast_available),
     ("torch.nn.parallel.distributed", "DistributedDataParallel.forward"): _state_context(
         "distributed-call", "DistributedDataParallel"
-    ),
-    # Whether there is a process group is a question that guards answer: a global that these three read.
-    ("torch.distributed.distributed_c10d", "is_initialized"): _interpreted(lambda c10d: c10d.is_initialized),
-    ("torch.distributed.distributed_c10d", "_WorldMeta.WORLD"): _interpreted(
-        lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget
-    ),
-    ("torch.distributed.distributed_c10d", "_World.default_pg"): _interpreted(
-        lambda c10d: vars(c10d._World)["default_pg"].fget
     ),
     ("torch.autograd.profiler", "record_function.__init__"): lambda tracer, args, kwargs: tracer.world.setattr(
         args[0], "name", args[1]

@@ -107,7 +107,8 @@ def run(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.G
 
 
 __all__ = [
-    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "OVERLAP", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise",
+    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "OVERLAP", "PACKING", "PADDING", "PIPELINE", "PRECISION",
+    "CannotFunctionalise",
     "Pass",
     "PassContext", "PassReport", "may_pad", "may_widen", "may_write_out", "run", "run_passes", "split_prepacking",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from fusewright.operators import messages
 from fusewright.operators.rules.common import Rule, fresh
 from fusewright.sizes.expressions import Dim, Sum, floor_div
 from fusewright.sizes.tensor_type import TensorType
@@ -69,9 +70,20 @@ _BY_NAME: dict[str, Rule] = {
     "all_gather_into_tensor_coalesced": _each(_gathered),
     "reduce_scatter_tensor_coalesced": _each(_scattered),
 }
+def _result(shape: Sequence[Dim], input: TensorType) -> object:
+    return fresh(tuple(shape), input)
+
+
+_MESSAGES: dict[str, Rule] = {
+    "reduce": _alike,
+    "receive": _alike,
+    "gather": lambda input, dst, results, group_name: _result((results, *input.shape), input),
+    "scatter": lambda input, src, size, group_name: _result(size, input),
+    "send": lambda input, dst, tag, group_name: _result((0,), input),
+}
 # A PyTorch without torch.distributed has none of them.
 RULES: dict[OpOverload, Rule] = {
     getattr(torch.ops, NAMESPACE).__getattr__(name).default: rule
     for name, rule in _BY_NAME.items()
     if torch.distributed.is_available()
-}
+} | {getattr(torch.ops, messages.NAMESPACE).__getattr__(name).default: rule for name, rule in _MESSAGES.items()}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_traceable_wrapper_subclass_type
 
-from fusewright.base.records import dataclass
+from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values import cls as classes
@@ -45,6 +45,17 @@ class Wrapped:
     attributes: dict[str, object]
     history: object
     version: int
+
+
+@dataclass(slots=True)
+class Wrappers:
+    """What an attempt knows of such tensors. no_gradients: it may be assumed that no gradient is turned on inside;
+    without_history: one was loaded as if it needed none; masks: of DTensors' placements (None: no DTensor was met)."""
+
+    loaded: list[Wrapped] = field(default_factory=list)
+    no_gradients: bool = True
+    without_history: bool = False
+    masks: list[Any] | None = None
 
 
 def is_wrapper(real: object) -> bool:
@@ -80,8 +91,8 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     own = taken_apart(real, what)
     inner = {name: unwatched(getattr, real, name) for name in own.names}
     form = Form(own) if real.requires_grad else None
-    if form is not None and world.no_gradients and not torch.is_grad_enabled():
-        form, world.without_history = None, True
+    if form is not None and world.wrappers.no_gradients and not torch.is_grad_enabled():
+        form, world.wrappers.without_history = None, True
     if form is not None and any(part.requires_grad for part in inner.values()):
         raise GraphBreak(CODE, f"{what} requires a gradient, and so does a part of it")
     known = None if isinstance(real, torch.nn.Parameter) else apart.kept(own)
@@ -117,7 +128,7 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     for name, value in attributes.items():
         if name not in inner:
             made.__dict__.setdefault(name, value)
-    world.wrappers.append(Wrapped(made, dict(made.__dict__), made.grad_fn, _version(made)))
+    world.wrappers.loaded.append(Wrapped(made, dict(made.__dict__), made.grad_fn, _version(made)))
     return world.stand_in(real, source, made)  # type: ignore[no-any-return]
 
 
@@ -206,15 +217,15 @@ def dispatch_settings() -> tuple[object, ...]:
 
 def _note_distributed(world: World, tensor: Any) -> None:
     """Guards the settings once. A placement that masks rows keeps a tensor of this capture: `forget_masks` drops it."""
-    if world.masks is None:
-        world.masks = []
+    if world.wrappers.masks is None:
+        world.wrappers.masks = []
         world.guard_answer(dispatch_settings, (), dispatch_settings())
-    world.masks += [one.mask_buffer for one in tensor._spec.placements if hasattr(one, "mask_buffer")]
+    world.wrappers.masks += [one.mask_buffer for one in tensor._spec.placements if hasattr(one, "mask_buffer")]
 
 
 def forget_masks(world: World) -> None:
     """Called at the end of every attempt: PyTorch keeps placements for further calls."""
-    for buffer in world.masks or ():
+    for buffer in world.wrappers.masks or ():
         if isinstance(buffer.data, TracedTensor):
             buffer.data, buffer.refcount = None, 0
 
@@ -294,7 +305,7 @@ def _version(tensor: torch.Tensor) -> int:
 def check_unchanged(world: World) -> None:
     """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written to,
     or whose history was changed by a write in place."""
-    for one in world.wrappers:
+    for one in world.wrappers.loaded:
         now = one.value.__dict__
         if now.keys() != one.attributes.keys() or any(now[name] is not held for name, held in one.attributes.items()):
             raise GraphBreak(CODE, f"an attribute of a {type(one.value).__qualname__} was written to")

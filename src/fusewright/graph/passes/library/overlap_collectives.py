@@ -1,7 +1,7 @@
 """Overlap: collectives begin as early, and are waited for as late, as what they need and give allows.
 
-Takes and gives a functional graph, at whose end inputs are written to. Always holds: collectives keep their order, which
-all processes share; nothing that writes to a tensor moves, or is moved across.
+Takes and gives a functional graph, at whose end inputs are written to. Always holds: collectives keep their order,
+which all processes share; nothing that writes to a tensor moves, or is moved across.
 """
 
 from __future__ import annotations

@@ -1,0 +1,191 @@
+"""What programs do with distributed parameters besides calling them: each compares the compiled form with eager's, on
+every rank, and takes a mesh over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import fusewright
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(x)))
+
+
+def layers(mesh: DeviceMesh) -> nn.Module:
+    torch.manual_seed(0)
+    return parallelize_module(Layers(), mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+
+
+def shared(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def whole(value: Any) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value  # type: ignore[no-any-return]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    assert ours.requires_grad == theirs.requires_grad
+    torch.testing.assert_close(whole(ours), whole(theirs), rtol=1e-5, atol=1e-5)
+
+
+def alike(ours: nn.Module, theirs: nn.Module) -> None:
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        same(one, other)
+        if other.grad is not None:
+            same(one.grad, other.grad)
+
+
+def placements_are_guarded(mesh: DeviceMesh) -> None:
+    def function(x: Any) -> Any:
+        return (x * 2).sum(0)
+
+    compiled = fusewright.compile(function, fullgraph=True)
+    kinds: list[Placement] = [Shard(0), Replicate(), Shard(1), Partial(), Shard(0)]
+    for kind in kinds:
+        x = DTensor.from_local(torch.randn(4, 4), mesh, [kind])
+        ours, theirs = compiled(x), function(x)
+        assert ours.placements == theirs.placements
+        same(ours, theirs)
+
+
+def optimizers(mesh: DeviceMesh) -> None:
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        ours, theirs = layers(mesh), layers(mesh)
+        mine, its = (kind(model.parameters(), lr=0.1) for model in (ours, theirs))
+        steps = fusewright.compile(mine.step), its.step
+        for number in range(3):
+            for model, optimizer, step in ((ours, mine, steps[0]), (theirs, its, steps[1])):
+                optimizer.zero_grad()
+                model(shared(number, 4, 8)).square().mean().backward()
+                step()
+        alike(ours, theirs)
+
+
+def written_in_place(mesh: DeviceMesh) -> None:
+    def function(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        return model(x).square().sum()  # type: ignore[no-any-return]
+
+    ours, theirs = layers(mesh), layers(mesh)
+    compiled = fusewright.compile(function, fullgraph=True)
+    for _ in range(3):
+        compiled(ours, shared(1, 2, 8)).backward()
+        function(theirs, shared(1, 2, 8)).backward()
+    alike(ours, theirs)
+
+
+def gradients_accumulate(mesh: DeviceMesh) -> None:
+    """A result is distributed, and its gradient has other placements than it."""
+
+    def function(weight: Any, x: Any) -> Any:
+        return (x @ weight.t()).relu()
+
+    x = DTensor.from_local(shared(2, 4, 8), mesh, [Replicate()])
+    kinds: list[Placement] = [Shard(0), Replicate(), Shard(1)]
+    for kind in kinds:
+        ours, theirs = (nn.Parameter(distribute_tensor(shared(1, 8, 8), mesh, [kind])) for _ in "12")
+        compiled = fusewright.compile(function, fullgraph=True)
+        for _ in range(2):
+            results = compiled(ours, x), function(theirs, x)
+            assert results[0].placements == results[1].placements
+            for result in results:
+                result.sum().backward()
+        same(ours.grad, theirs.grad)
+
+
+def gradients_turned_on_inside(mesh: DeviceMesh) -> None:
+    def function(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        total = model.first.weight.sum().full_tensor()
+        with torch.enable_grad():
+            return model(x).square().sum(), total
+
+    ours, theirs = layers(mesh), layers(mesh)
+    with torch.no_grad():
+        found, expected = fusewright.compile(function)(ours, shared(1, 2, 8)), function(theirs, shared(1, 2, 8))
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+    found[0].backward()
+    expected[0].backward()
+    alike(ours, theirs)
+
+
+def a_mask_leaves(mesh: DeviceMesh) -> None:
+    """The placement of the result holds a tensor of the call; so it runs eagerly."""
+    table = distribute_tensor(shared(1, 8, 4), mesh, [Shard(0)])
+    index = DTensor.from_local(torch.arange(8), mesh, [Replicate()])
+
+    def function(index: Any, table: Any) -> Any:
+        return F.embedding(index, table)
+
+    compiled = fusewright.compile(function)
+    for _ in range(2):
+        results = [call(index, table).redistribute(placements=[Replicate()]) for call in (compiled, function)]
+        same(*results)
+
+
+def settings_are_guarded(mesh: DeviceMesh) -> None:
+    def function(x: Any, y: Tensor) -> Any:
+        return (x * y).full_tensor()
+
+    x, y = DTensor.from_local(torch.randn(4, 4), mesh, [Shard(0)]), torch.ones(4 * mesh.size(), 4)
+    compiled = fusewright.compile(function)
+    with implicit_replication():
+        same(compiled(x, y), function(x, y))
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        compiled(x, y)
+
+
+def on_two_dimensions(mesh: DeviceMesh) -> None:
+    """Tensor parallelism below FSDP2."""
+    if mesh.size() < 4:
+        return
+    plane = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    results: list[list[Tensor]] = []
+    for form in (lambda module: module, fusewright.compile):
+        torch.manual_seed(0)
+        parts = [parallelize_module(Layers(), plane["model"], {"first": ColwiseParallel(), "second": RowwiseParallel()})]
+        net = fully_shard(nn.ModuleList(fully_shard(form(part), mesh=plane["data"]) for part in parts), mesh=plane["data"])
+        optimizer, kept = torch.optim.AdamW(net.parameters(), lr=0.01), []
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = net[0](shared(10 * step + plane["data"].get_local_rank(), 4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            kept.append(loss.detach())
+        results.append(kept + [whole(parameter.detach()) for parameter in net.parameters()])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+STATES: dict[str, Callable[[DeviceMesh], None]] = {
+    found.__name__: found
+    for found in (
+        placements_are_guarded, optimizers, written_in_place, gradients_accumulate, gradients_turned_on_inside,
+        a_mask_leaves, settings_are_guarded, on_two_dimensions,
+    )
+}  # fmt: skip
+
+
+def check(state: Callable[[DeviceMesh], None]) -> None:
+    state(init_device_mesh("cpu", (dist.get_world_size(),)))
