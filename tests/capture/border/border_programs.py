@@ -132,7 +132,7 @@ def kept() -> Kept:
 def attributes_of_a_namedtuple():
     def f(t, x):
         t.extra = x + t.a
-        t.old = t.old * t.count
+        t.old = t.old * 2
         t.count = 5
         del t.gone
         return t, t.extra, vars(t), hasattr(t, "gone"), Kept(x, 1).__dict__
