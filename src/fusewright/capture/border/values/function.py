@@ -59,8 +59,8 @@ def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) 
 
 def load_wrapper(world: World, real: types.MethodWrapperType, source: Source) -> object:
     """A method that C has through a slot (`[].__len__`), as `load_builtin`; by identity where its object is."""
-    owner = real.__self__
-    if isinstance(owner, _OWNERS) or classes.descriptor_of(real, owner) is not classes.lookup(type(owner), real.__name__):
+    owner, name = real.__self__, real.__name__
+    if isinstance(owner, _OWNERS) or classes.descriptor_of(real, owner) is not classes.lookup(type(owner), name):
         return load_identity(world, real, source)
     world.guard("TYPE", source, type(real))
     world.guard("EQUALS", Attribute(source, "__name__"), real.__name__)
