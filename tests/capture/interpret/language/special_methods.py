@@ -247,7 +247,7 @@ def iter_and_next_as_one_object():
     return f, [(x(), It(3)), (x(), It(2))]
 
 
-@program
+@program("data-dependent-scalar")
 def methods_of_slots_cross_a_break():
     names = [1, 2]
 
