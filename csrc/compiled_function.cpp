@@ -175,7 +175,7 @@ int function_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
     if (cache_init_miss(&self->cache, miss) < 0) return -1;
     Py_XSETREF(self->function, Py_NewRef(function));
-    self->vectorcall = function_call;
+    self->vectorcall = fw::caught<function_call>;
     read_code(self);
     return copy_identity(self);
 }
@@ -208,7 +208,7 @@ PyObject *function_repr(PyObject *object) {
 
 PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *object = cache_new(type, args, kwargs);
-    if (object != nullptr) reinterpret_cast<CompiledFunction *>(object)->vectorcall = function_call;
+    if (object != nullptr) reinterpret_cast<CompiledFunction *>(object)->vectorcall = fw::caught<function_call>;
     return object;
 }
 
@@ -256,8 +256,8 @@ PyTypeObject function_type = [] {
     type.tp_basicsize = sizeof(CompiledFunction);
     type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
     type.tp_doc = "CompiledFunction(function, miss): calls `function` through its compiled versions.";
-    type.tp_new = function_new;
-    type.tp_init = function_init;
+    type.tp_new = fw::caught<function_new>;
+    type.tp_init = fw::caught<function_init>;
     type.tp_dealloc = function_dealloc;
     type.tp_traverse = function_traverse;
     type.tp_clear = function_clear;

@@ -87,7 +87,7 @@ PyObject *cuda_load(PyObject *, PyObject *args) {
 }
 
 PyMethodDef functions[] = {
-    {"cuda_load", cuda_load, METH_VARARGS,
+    {"cuda_load", caught<cuda_load>, METH_VARARGS,
      "Load machine code into the current CUDA context; gives (function, registers, bytes of local memory a thread)."},
     {nullptr, nullptr, 0, nullptr},
 };

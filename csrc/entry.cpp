@@ -89,7 +89,7 @@ PyTypeObject entry_type = [] {
     type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
     type.tp_doc = "Entry(program, graph, finish=None, tag=None): one compiled version of a frame.";
     type.tp_new = PyType_GenericNew;
-    type.tp_init = entry_init;
+    type.tp_init = fw::caught<entry_init>;
     type.tp_dealloc = entry_dealloc;
     type.tp_traverse = entry_traverse;
     type.tp_clear = entry_clear;
@@ -322,7 +322,7 @@ int cache_set_frames(PyObject *self, PyObject *frames, void *) {
 }
 
 PyMethodDef cache_methods[] = {
-    {"append", cache_append, METH_O, "append(entry): adds it last, if it is not there."},
+    {"append", fw::caught<cache_append>, METH_O, "append(entry): adds it last, if it is not there."},
     {"remove", cache_remove, METH_O, "remove(entry)"},
     {"clear", cache_clear_entries, METH_NOARGS, "Forgets all entries."},
     {nullptr, nullptr, 0, nullptr},
@@ -348,8 +348,8 @@ PyTypeObject cache_type = [] {
     type.tp_basicsize = sizeof(FrameCache);
     type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
     type.tp_doc = "FrameCache(miss): the compiled versions of one code object, for the frame hook.";
-    type.tp_new = cache_new;
-    type.tp_init = cache_init;
+    type.tp_new = fw::caught<cache_new>;
+    type.tp_init = fw::caught<cache_init>;
     type.tp_dealloc = cache_dealloc;
     type.tp_traverse = cache_traverse;
     type.tp_clear = cache_clear;

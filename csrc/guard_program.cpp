@@ -246,9 +246,9 @@ PyObject *program_size(PyObject *self, void *) { return PyLong_FromSize_t(reinte
 PyObject *program_words(PyObject *self, void *) { return PyLong_FromSize_t(reinterpret_cast<GuardProgram *>(self)->code->words.size()); }
 
 PyMethodDef program_methods[] = {
-    {"check", reinterpret_cast<PyCFunction>(program_check), METH_FASTCALL, "check(locals: tuple, function) -> bool"},
-    {"inputs", reinterpret_cast<PyCFunction>(program_inputs), METH_FASTCALL, "inputs(locals, function) -> tuple of the graph's inputs, or None when a guard fails"},
-    {"failing", reinterpret_cast<PyCFunction>(program_failing), METH_FASTCALL,
+    {"check", reinterpret_cast<PyCFunction>(fw::caught<program_check>), METH_FASTCALL, "check(locals: tuple, function) -> bool"},
+    {"inputs", reinterpret_cast<PyCFunction>(fw::caught<program_inputs>), METH_FASTCALL, "inputs(locals, function) -> tuple of the graph's inputs, or None when a guard fails"},
+    {"failing", reinterpret_cast<PyCFunction>(fw::caught<program_failing>), METH_FASTCALL,
      "failing(locals, function) -> index of the first instruction that fails, or None; remembers nothing"},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -263,7 +263,7 @@ PyTypeObject program_type = [] {
     type.tp_basicsize = sizeof(GuardProgram);
     type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
     type.tp_doc = "GuardProgram(slots, ints, instructions, inputs, state_fallback=None): see capture/guards.py, which builds it.";
-    type.tp_new = program_new;
+    type.tp_new = fw::caught<program_new>;
     type.tp_dealloc = program_dealloc;
     type.tp_traverse = program_traverse;
     type.tp_clear = program_clear;

@@ -200,6 +200,16 @@ bool check_state(const GuardProgram *self, const Instruction &in, Frame &frame, 
     return call_is_true(self->state_fallback, in.object);
 }
 
+// A slot is read by its descriptor: where it is empty, `getattr` would run the class's `__getattr__`.
+PyObject *read_attribute(PyObject *object, PyObject *name) {
+    PyObject *found = _PyType_Lookup(Py_TYPE(object), name);
+    if (found == nullptr || !Py_IS_TYPE(found, &PyMemberDescr_Type)) return PyObject_GetAttr(object, name);
+    Py_INCREF(found);
+    PyObject *value = PyMemberDescr_Type.tp_descr_get(found, object, reinterpret_cast<PyObject *>(Py_TYPE(object)));
+    Py_DECREF(found);
+    return value;
+}
+
 // Object of the source `in`, or NULL when there is none; borrowed or owned by the frame.
 PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &arguments) {
     if (in.op >= OP_TYPE_OF && frame.slots[in.base] == nullptr) return nullptr;
@@ -230,7 +240,7 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
         case OP_ATTRIBUTE:
             if (in.arg != kGeneric) return read_field(frame.slots[in.base], in.arg);
             pin(frame, in.slot);
-            return own(frame, PyObject_GetAttr(frame.slots[in.base], in.object));
+            return own(frame, read_attribute(frame.slots[in.base], in.object));
     }
     return nullptr;
 }

@@ -114,7 +114,7 @@ PyObject *module_call_vectorcall(PyObject *callable, PyObject *const *args, size
 
 PyObject *module_call_new(PyTypeObject *type, PyObject *, PyObject *) {
     PyObject *object = type->tp_alloc(type, 0);
-    if (object != nullptr) reinterpret_cast<ModuleCall *>(object)->vectorcall = module_call_vectorcall;
+    if (object != nullptr) reinterpret_cast<ModuleCall *>(object)->vectorcall = fw::caught<module_call_vectorcall>;
     return object;
 }
 
@@ -159,8 +159,8 @@ PyTypeObject module_call_type = [] {
     type.tp_doc = "ModuleCall(function, module_call, global_hooks): the `__call__` of compiled modules.";
     type.tp_vectorcall_offset = offsetof(ModuleCall, vectorcall);
     type.tp_call = PyVectorcall_Call;
-    type.tp_new = module_call_new;
-    type.tp_init = module_call_init;
+    type.tp_new = fw::caught<module_call_new>;
+    type.tp_init = fw::caught<module_call_init>;
     type.tp_dealloc = module_call_dealloc;
     type.tp_traverse = module_call_traverse;
     type.tp_clear = module_call_clear;

@@ -34,5 +34,34 @@ int fw_machine_code_init(PyObject *module);
 
 #ifdef __cplusplus
 }
+
+#include <exception>
+#include <new>
+#include <type_traits>
+
+namespace fw {
+
+// A function that Python's C code calls: memory that is short is a MemoryError there, since no C++ exception may pass
+// through C.
+template <auto function>
+struct Caught;
+template <typename Result, typename... Given, Result (*function)(Given...)>
+struct Caught<function> {
+    static Result call(Given... given) noexcept {
+        try {
+            return function(given...);
+        } catch (const std::bad_alloc &) {
+            PyErr_NoMemory();
+        } catch (const std::exception &error) {
+            PyErr_SetString(PyExc_SystemError, error.what());
+        }
+        if constexpr (std::is_pointer_v<Result>) return nullptr;
+        else return -1;
+    }
+};
+template <auto function>
+constexpr auto caught = &Caught<function>::call;
+
+}  // namespace fw
 #endif
 #endif

@@ -250,7 +250,7 @@ PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (!read_positions(watched, inputs, positions.get()) || !read_positions(sizes, inputs, usual.get())) return nullptr;
     PreparedPlan *self = reinterpret_cast<PreparedPlan *>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
-    self->vectorcall = call;
+    self->vectorcall = caught<call>;
     self->plan = Py_NewRef(plan);
     self->prepare = Py_NewRef(prepare);
     self->inputs = inputs;
@@ -317,7 +317,7 @@ extern "C" int fw_parameters_init(PyObject *module) {
     type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
     type->tp_doc = "PreparedPlan(plan, prepare, inputs, watched, sizes=()): a plan whose last inputs are computed from parameters, once, and again "
         "when the sizes at these positions have been others for a while.";
-    type->tp_new = fw::prepared_new;
+    type->tp_new = fw::caught<fw::prepared_new>;
     type->tp_dealloc = fw::prepared_dealloc;
     type->tp_traverse = fw::prepared_traverse;
     type->tp_clear = fw::prepared_clear;

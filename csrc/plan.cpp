@@ -55,7 +55,7 @@ void measure(const Program &p, Frame &frame, const int64_t *values) {
 }
 
 Frame *new_frame(const Program &p) {
-    Frame *frame = new Frame();
+    auto frame = std::make_unique<Frame>();
     size_t n = p.slots.size();
     frame->handles.resize(n);
     frame->pointers.resize(n);
@@ -71,14 +71,11 @@ Frame *new_frame(const Program &p) {
         if (p.slots[i].kind != SlotKind::Constant) continue;
         bool owned = false;
         Handle handle = handle_of(PyTuple_GET_ITEM(p.constants, p.slots[i].where), &owned);
-        if (handle == nullptr) {
-            delete frame;
-            return nullptr;
-        }
+        if (handle == nullptr) return nullptr;
         frame->handles[i] = handle;
         frame->owned[i] = owned;
     }
-    return frame;
+    return frame.release();
 }
 
 // One call's hold on a frame and a block.
@@ -129,7 +126,9 @@ class Call {
 
     bool take_frame() {
         if (p.idle.empty()) {
+            p.idle.reserve(p.frames + 1);
             frame_ = new_frame(p);
+            if (frame_ != nullptr) p.frames++;
         } else {
             frame_ = p.idle.back();
             p.idle.pop_back();
@@ -313,6 +312,8 @@ PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n, std::v
     return result;
 }
 
+PyObject *run_inputs(PyObject *self, PyObject *const *inputs, Py_ssize_t n) { return run_plan(self, inputs, n); }
+
 // consume(list): a call that empties the list, so that each tensor in it may be freed after its last reader.
 PyObject *plan_consume(PyObject *self, PyObject *list) {
     Program &p = *reinterpret_cast<PlanObject *>(self)->program;
@@ -378,9 +379,9 @@ PyObject *plan_timed(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
 }
 
 PyMethodDef plan_methods[] = {
-    {"timed", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(plan_timed)), METH_FASTCALL,
+    {"timed", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(caught<plan_timed>)), METH_FASTCALL,
      "timed(*inputs) -> (result, [(name, nanoseconds) of each kernel and operator]): one call, measured (a launch on a GPU: until it is issued)."},
-    {"consume", plan_consume, METH_O, "consume(inputs): calls the plan with the tensors of a list, and empties the list."},
+    {"consume", caught<plan_consume>, METH_O, "consume(inputs): calls the plan with the tensors of a list, and empties the list."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -397,7 +398,7 @@ PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (program == nullptr) return nullptr;
     PlanObject *self = reinterpret_cast<PlanObject *>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
-    self->vectorcall = plan_vectorcall;
+    self->vectorcall = caught<plan_vectorcall>;
     self->program = program.release();
     return reinterpret_cast<PyObject *>(self);
 }
@@ -423,14 +424,14 @@ PyTypeObject plan_type = {
 
 extern "C" PyTypeObject *fw_plan_type(void) { return &fw::plan_type; }
 
-extern "C" PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n) { return fw::run_plan(plan, inputs, n); }
+extern "C" PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n) { return fw::caught<fw::run_inputs>(plan, inputs, n); }
 
 extern "C" int fw_plan_init(PyObject *module) {
     PyTypeObject *type = &fw::plan_type;
     type->tp_basicsize = sizeof(fw::PlanObject);
     type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
     type->tp_doc = "A compiled graph that runs without Python between its steps; see fusewright.codegen.call_plan.";
-    type->tp_new = fw::plan_new;
+    type->tp_new = fw::caught<fw::plan_new>;
     type->tp_dealloc = fw::plan_dealloc;
     type->tp_repr = fw::plan_repr;
     type->tp_methods = fw::plan_methods;

@@ -310,6 +310,7 @@ struct Program {
     size_t arena_limit = 0;
     bool single = false, dispatches = false, has_windows = false;
     std::vector<Frame *> idle;
+    size_t frames = 0;  // idle or not: `idle` has room for all of them, so that giving one back needs no memory
 
     ~Program();
     bool dynamic() const { return !symbols.empty(); }

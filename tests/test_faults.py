@@ -228,3 +228,30 @@ def test_little_room_on_the_stack() -> None:
                 )
     finally:
         sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_memory_of_pythons_own_that_is_short(calls: int) -> None:
+    """Each of many requests fails once, in a compile and in later calls: the user's MemoryError, or the right result."""
+    testcapi = pytest.importorskip("_testcapi")
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        y = (x * 2).relu()
+        return y.sum(1), {"y": y}
+
+    x = torch.ones(4, 3)
+    for number in range(20) if calls else (*range(40), *range(40, 40_000, 997)):
+        fusewright.reset()
+        compiled = fusewright.compile(function)
+        for _ in range(calls):
+            compiled(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            testcapi.set_nomemory(number, number + 1)
+            try:
+                found = compiled(x)
+            except MemoryError:
+                found = function(x)
+            finally:
+                testcapi.remove_mem_hooks()
+        torch.testing.assert_close((found, compiled(x)), (function(x), function(x)), msg=f"request {number}")

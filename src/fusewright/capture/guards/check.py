@@ -142,11 +142,17 @@ def _referent(source: Referent, locals: tuple[object, ...], function: types.Func
     return reference()
 
 
+def _attribute(value: object, name: str) -> object:
+    """A slot is read by its descriptor: where it is empty, `getattr` would run the class's `__getattr__`."""
+    found = next((base.__dict__[name] for base in type(value).__mro__ if name in base.__dict__), None)
+    return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else getattr(value, name)
+
+
 _EVALUATE: dict[type, Callable[..., object]] = {
     Local: lambda s, locals, f: locals[s.index],
     FunctionSource: lambda s, locals, f: f,
     Constant: lambda s, locals, f: s.obj,
-    Attribute: lambda s, locals, f: getattr(evaluate(s.base, locals, f), s.name),
+    Attribute: lambda s, locals, f: _attribute(evaluate(s.base, locals, f), s.name),
     InstanceDict: _instance_dict,
     ProxiedDict: lambda s, locals, f: gc.get_referents(evaluate(s.base, locals, f))[0],
     Item: _item,

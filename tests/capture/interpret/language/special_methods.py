@@ -245,3 +245,42 @@ def iter_and_next_as_one_object():
         return [x * v for v in it], first, next(it, "end"), it.i
 
     return f, [(x(), It(3)), (x(), It(2))]
+
+
+@program("data-dependent-scalar")
+def methods_of_slots_cross_a_break():
+    names = [1, 2]
+
+    def f(x):
+        made = [1]
+        known = {"a": 1}
+        kept = made.append, made.__len__, known.__setitem__, names.__len__, names.__iter__, (3).__add__, "a".__add__
+        total = x.sum().item()
+        kept[0](5)
+        kept[2]("b", total)
+        names.append(total)
+        return x + 1, made, kept[1](), known, kept[3](), list(kept[4]()), kept[5](4), kept[6]("b")
+
+    return f, [(x(),), (x() + 1,)], lambda: names
+
+
+@program
+def guards_of_an_empty_slot_run_nothing():
+    asked = []
+
+    class Slots:
+        __slots__ = ("p", "q")
+
+        def __getattr__(self, name):
+            asked.append(name)
+            return 7
+
+    one = Slots()
+    one.q = 1
+
+    def f(x, fill):
+        if fill:
+            one.p = 3
+        return x + one.p + one.q, len(asked)
+
+    return f, [(x(), False), (x(), False), (x(), True), (x(), False), (x(), False)], lambda: asked

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import load_is
 from fusewright.capture.border.values.dict import read_namespace
 from fusewright.capture.border.values.list import APPEND
@@ -54,6 +55,26 @@ def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) 
     inside = world.load(owner, Attribute(source, "__self__"))
     world.intends_append = False
     return world.stand_in(real, source, world.getattr(inside, real.__name__))
+
+
+def load_wrapper(world: World, real: types.MethodWrapperType, source: Source) -> object:
+    """A method that C has through a slot (`[].__len__`), as `load_builtin`; by identity where its object is."""
+    owner, name = real.__self__, real.__name__
+    if isinstance(owner, _OWNERS) or classes.descriptor_of(real, owner) is not classes.lookup(type(owner), name):
+        return load_identity(world, real, source)
+    world.guard("TYPE", source, type(real))
+    world.guard("EQUALS", Attribute(source, "__name__"), real.__name__)
+    world.guard("IS", Attribute(source, "__objclass__"), real.__objclass__)  # type: ignore[attr-defined]
+    inside = world.load(owner, Attribute(source, "__self__"))
+    return world.stand_in(real, source, world.getattr(inside, real.__name__))
+
+
+# Their methods are those of no content.
+_OWNERS = (
+    type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
+    torch.Tensor,
+)  # fmt: skip
 
 
 def load_method(world: World, real: types.MethodType, source: Source) -> object:
@@ -120,12 +141,13 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
 
 
 IDENTITY_TYPES: tuple[type, ...] = (
-    types.FunctionType, types.MethodWrapperType, functools._lru_cache_wrapper, staticmethod, classmethod,
+    types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod,
     torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
 )  # fmt: skip
 
 EXACT: dict[type, Any] = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
     types.BuiltinFunctionType: load_builtin,
+    types.MethodWrapperType: load_wrapper,
     types.MethodType: load_method,
     types.CellType: load_cell,
     functools.partial: load_partial,
