@@ -178,7 +178,11 @@ def _as_values(recorder: SubRecorder, tensors: list[Any]) -> list[TracedTensor]:
     """A body's results as its own recording has them. A view by conjugation is no value of a graph: it is copied."""
     made = [value if value.recorder is recorder else recorder.lift(value) for value in tensors]
     copying = {"memory_format": torch.contiguous_format}
-    return [recorder.call(torch.clone, (value,), copying) if value.is_complex() else value for value in made]  # type: ignore[misc]
+
+    def copied(value: TracedTensor) -> Any:
+        return recorder.call(torch.clone, (value,), copying) if value.is_complex() else value
+
+    return list(map(copied, made))
 
 
 def record_gradient(
