@@ -70,7 +70,7 @@ def _compile(model: Any = None, **arguments: Any) -> Any:
 
 def _learners() -> tuple[type, ...]:
     """Lightning's class of modules, where it is imported."""
-    packages = (sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning"))
+    packages: list[Any] = [sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning")]
     return tuple(package.LightningModule for package in packages if hasattr(package, "LightningModule"))
 
 

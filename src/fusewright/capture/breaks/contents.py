@@ -33,8 +33,7 @@ ATOMS: frozenset[type] = frozenset(
 )
 
 
-# Iterators that can say how to make them again, where they stand. (From CPython 3.14 on those of itertools cannot.)
-ITERATORS: tuple[type, ...] = tuple(kind for kind in (
+_KINDS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
     type(iter({}.values())),
     type(iter({}.items())),
@@ -45,7 +44,9 @@ ITERATORS: tuple[type, ...] = tuple(kind for kind in (
     itertools.zip_longest,
     itertools.compress, itertools.takewhile, itertools.dropwhile, itertools.combinations, itertools.permutations,
     type(reversed({})), type(iter(collections.deque())),
-) if "__reduce__" in kind.__dict__)  # fmt: skip
+)  # fmt: skip
+# Iterators that can say how to make them again, where they stand. (From CPython 3.14 on those of itertools cannot.)
+ITERATORS = tuple(kind for kind in _KINDS if "__reduce__" in kind.__dict__)
 
 # Methods that are written in C, with what they belong to.
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType, classes.BUILTIN_METHOD)
