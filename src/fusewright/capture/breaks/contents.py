@@ -33,8 +33,7 @@ ATOMS: frozenset[type] = frozenset(
 )
 
 
-# Iterators that can say how to make them again, where they stand. (From CPython 3.14 on those of itertools cannot.)
-_ITERATORS: tuple[type, ...] = (
+_KINDS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
     type(iter({}.values())),
     type(iter({}.items())),
@@ -46,7 +45,8 @@ _ITERATORS: tuple[type, ...] = (
     itertools.compress, itertools.takewhile, itertools.dropwhile, itertools.combinations, itertools.permutations,
     type(reversed({})), type(iter(collections.deque())),
 )  # fmt: skip
-ITERATORS = tuple(kind for kind in _ITERATORS if "__reduce__" in kind.__dict__)
+# Iterators that can say how to make them again, where they stand. (From CPython 3.14 on those of itertools cannot.)
+ITERATORS = tuple(kind for kind in _KINDS if "__reduce__" in kind.__dict__)
 
 # Methods that are written in C, with what they belong to.
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType, classes.BUILTIN_METHOD)
