@@ -165,12 +165,12 @@ def on_two_dimensions(mesh: DeviceMesh) -> None:
     results: list[list[Tensor]] = []
     for form in (lambda module: module, fusewright.compile):
         torch.manual_seed(0)
-        parts = [parallelize_module(Layers(), plane["model"], {"first": ColwiseParallel(), "second": RowwiseParallel()})]
-        net = fully_shard(nn.ModuleList(fully_shard(form(part), mesh=plane["data"]) for part in parts), mesh=plane["data"])
+        plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+        net = fully_shard(form(parallelize_module(Layers(), plane["model"], plan)), mesh=plane["data"])
         optimizer, kept = torch.optim.AdamW(net.parameters(), lr=0.01), []
         for step in range(5):
             optimizer.zero_grad()
-            loss = net[0](shared(10 * step + plane["data"].get_local_rank(), 4, 8)).square().mean()
+            loss = net(shared(10 * step + plane["data"].get_local_rank(), 4, 8)).square().mean()
             loss.backward()
             optimizer.step()
             kept.append(loss.detach())
