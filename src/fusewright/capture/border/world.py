@@ -156,8 +156,7 @@ class World:
         return value
 
     def number_stand_in(self, real: object, source: Source, value: object) -> None:
-        """Registers what stands for a number. The same number elsewhere is another one, so it is not found by
-        `real`."""
+        """Registers what stands for a number; not found by `real`, since the same number elsewhere is another one."""
         self._by_value[id(value)] = Outside(real, source, value)
 
     def replace_stand_in(self, real: Any, value: Any) -> None:
@@ -445,6 +444,8 @@ class World:
             return type(obj) if wrapper.is_wrapper(obj) else torch.Tensor
         if type(obj) is array.TracedArray:
             return array.array_type(obj)
+        if isinstance(obj, types.GeneratorType):  # an interpreted one says so of itself
+            return types.GeneratorType
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
     def getattr(self, obj: Any, name: str) -> Any:
@@ -516,8 +517,7 @@ class World:
         return protocols.advance(self, iterator)
 
     def format(self, value: Any, conversion: int, spec: str) -> str:
-        """`f"{value!conversion:spec}"`; conversion: 0 none, or the code of s, r, a (or 1, 2, 3 as the bytecode has
-        them)."""
+        """`f"{value!conversion:spec}"`; conversion: 0 none, or the code of s, r, a (1, 2, 3 in bytecode)."""
         return formatting.format_value(self, value, conversion, spec)
 
     def materialise(self, value: Any) -> Any:

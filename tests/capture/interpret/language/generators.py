@@ -599,3 +599,15 @@ def a_generator_is_returned():
         return (y * i for i in items)
 
     return lambda x, items: f(x, items), [(x(), [1, 2]), (x(), [3])]
+
+
+@program
+def the_type_of_a_generator():
+    def made():
+        yield 1
+
+    def f(x):
+        inner = (v for v in [1])
+        return x + 1, type(inner).__name__, str(type(made())), type(inner) is type(made()), isinstance(inner, type(made()))
+
+    return f, [(x(),), (x(),)]
