@@ -57,18 +57,19 @@ class LlamaStep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        from transformers import DynamicCache
+
         from benchmarks.models import MODELS
 
         self.model, _, _ = MODELS["llama"](torch.float32)
+        self.cache_type = DynamicCache
         config = self.model.config
         features = config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 1, config.num_key_value_heads, PAST, features)
         self.given = (torch.randint(0, 1000, (1, 1)), torch.randn(shape), torch.randn(shape))
 
     def forward(self, ids: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
+        cache = self.cache_type()
         for layer in range(keys.shape[0]):
             cache.update(keys[layer], values[layer], layer)
         logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits

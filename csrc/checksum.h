@@ -1,7 +1,7 @@
 // CRC-32 as zip files have it; shared by the extension and the runtime without Python.
 // Takes bytes; gives the checksum. Always holds: the same number on every processor. Where the processor multiplies
-// polynomials, four sums of 16 bytes each are carried over 64 bytes at a step, at the speed of memory: checking a model's
-// weights is most of what loading a file takes.
+// polynomials, four sums of 16 bytes each are carried over 64 bytes at a step, at the speed of memory: checking a
+// model's weights is most of what loading a file takes.
 #ifndef FUSEWRIGHT_CHECKSUM_H
 #define FUSEWRIGHT_CHECKSUM_H
 
@@ -44,14 +44,16 @@ inline uint32_t by_tables(uint32_t found, const uint8_t *data, size_t size) {
 }
 
 #if FW_MULTIPLIES_POLYNOMIALS
-// `sum` as it stands some bytes later, plus what lies there. factors: powers of x modulo the polynomial, for the distance.
+// `sum` as it stands some bytes later, plus what lies there. factors: powers of x modulo the polynomial, for that
+// distance.
 __attribute__((target("pclmul,sse4.1"))) inline __m128i carried(__m128i sum, __m128i factors, __m128i data) {
     __m128i low = _mm_clmulepi64_si128(sum, factors, 0x00), high = _mm_clmulepi64_si128(sum, factors, 0x11);
     return _mm_xor_si128(_mm_xor_si128(low, high), data);
 }
 
 __attribute__((target("pclmul,sse4.1"))) inline uint32_t by_products(uint32_t found, const uint8_t *data, size_t size) {
-    const __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4), by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+    const __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+    const __m128i by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
     auto at = [&](size_t place) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(data + place)); };
     __m128i sums[4];
     for (int k = 0; k < 4; k++) sums[k] = at(16 * k);

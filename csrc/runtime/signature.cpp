@@ -77,7 +77,8 @@ struct Number {
 constexpr uint64_t kDigit = (uint64_t(1) << 51) - 1;
 constexpr Number kOne = {{1, 0, 0, 0, 0}};
 constexpr Number kCurve = {{0x34dca135978a3, 0x1a8283b156ebd, 0x5e7a26001c029, 0x739c663a03cbb, 0x52036cee2b6ff}};
-constexpr Number kRootOfMinusOne = {{0x61b274a0ea0b0, 0xd5a5fc8f189d, 0x7ef5e9cbd0c60, 0x78595a6804c9e, 0x2b8324804fc1d}};
+constexpr Number kRootOfMinusOne = {
+    {0x61b274a0ea0b0, 0xd5a5fc8f189d, 0x7ef5e9cbd0c60, 0x78595a6804c9e, 0x2b8324804fc1d}};
 constexpr Number kBaseX = {{0x62d608f25d51a, 0x412a4b4f6592a, 0x75b7171a4b31d, 0x1ff60527118fe, 0x216936d3cd6e5}};
 constexpr Number kBaseY = {{0x6666666666658, 0x4cccccccccccc, 0x1999999999999, 0x3333333333333, 0x6666666666666}};
 

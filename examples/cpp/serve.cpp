@@ -1,7 +1,7 @@
 // Serves a package: calls its first program once for each line of input, and says how long each took.
 //     serve PACKAGE [--key FILE] [FILE...]
-// A file for each argument of the program, its elements row by row, of fixed sizes. --key: the 32 bytes of the Ed25519 key
-// that the package must be signed by.
+// A file for each argument of the program, its elements row by row, of fixed sizes. --key: the 32 bytes of the Ed25519
+// key that the package must be signed by.
 #include <fusewright.hpp>
 
 #include <chrono>
@@ -40,7 +40,8 @@ int main(int count, char **words) {
             start = Clock::now();
             auto results = package(inputs);
             std::cout << "called " << since(start);
-            for (auto &result : results) std::cout << " " << (result.dtype() == FW_FLOAT32 ? result.data<float>()[0] : 0);
+            for (auto &result : results)
+                std::cout << " " << (result.dtype() == FW_FLOAT32 ? result.data<float>()[0] : 0);
             std::cout << std::endl;
         }
     } catch (const std::exception &error) {

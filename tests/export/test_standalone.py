@@ -192,6 +192,20 @@ def test_what_reads_memory_by_place_keeps_its_layout():
     agrees(standing_alone(model, x), model, x)
 
 
+class Grows(nn.Module):
+    """A cache that begins without elements."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        cache = torch.cat([torch.tensor([]), x], -2)
+        return torch.cat([cache, x * 2], -2), cache
+
+
+def test_a_cache_that_begins_empty():
+    run = standing_alone(Grows(), torch.randn(2, 3, 4), dynamic_shapes=({0: BATCH},))
+    for batch in (1, 5):
+        agrees(run, Grows(), torch.randn(batch, 3, 4))
+
+
 class Attends(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         attend = F.scaled_dot_product_attention

@@ -41,6 +41,13 @@ def _addmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1)
     return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
 
 
+def _cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
+    # Caches of transformers begin as a tensor of one dimension without elements, which fits together with any.
+    rank = max(one.dim() for one in tensors)
+    kept = [one for one in tensors if one.dim() == rank]
+    return aten.cat.default(kept, dim) if len(kept) > 1 else kept[0].clone()
+
+
 def _mv(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1)
 
@@ -103,6 +110,7 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten.dot.default: _mv,
     aten.convolution.default: _convolution,
     ATTENTION: _attention,
+    aten.cat.default: _cat,
 }
 """Operators that a plan would leave to a library, as those that loops are made of."""
 

@@ -42,7 +42,7 @@ def test_processors(dtype: torch.dtype, features: int, mask: str, processor: str
         assert len(found) == 1 and found[0].is_known
         if not is_supported(found[0].attention, found[0].kernel.outer[2], target):
             pytest.skip("no kernel for this processor")
-        plan = with_memory(replaced(plan, found), None)
+        plan = with_memory(replaced(plan, [(site, True) for site in found]), None)
         (got,), status = run_plan(plan, [guarded.copy(one) for one in given], without=PROCESSORS[processor])
         assert status == 0
         assert_as_near_as_eager(got, run(*given), run(*(one.double() for one in given)), 2e-6)
