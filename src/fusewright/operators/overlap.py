@@ -83,7 +83,7 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 def _path(node: torch.fx.Node) -> list[object]:
     """The view operators that lead to `node`, with their arguments: nodes of equal paths are the same view."""
-    steps = []
+    steps: list[object] = []
     for base, step in itertools.pairwise(view_chain(node)):
         if step.target is operator.getitem or not facts(step.target).written:  # type: ignore[arg-type]
             args = tuple(None if one is base else one for one in step.args)

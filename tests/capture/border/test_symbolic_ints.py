@@ -211,6 +211,7 @@ INDEXED = {
     "from the end": lambda x, i: x[-i - 1] * 2,
     "beside others": lambda x, i: x[..., None, i, :i] * 2,
     "two": lambda x, i: x[i, i] * 2,
+    "no number": lambda x, i: (x[None] * i, x[()] * i, x[None, i]),
     "stores": _stored,
     "stores of a part": _masked,
 }

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
+WHOLE = object()
+"""Nothing is left of the key. (None is a key.)"""
 _BASIC = (slice, int, torch.SymInt, type(None), type(Ellipsis))
 
 
 def selected(world: World, tensor: Any, key: Any) -> tuple[Any, Any]:
-    """(a view of `tensor`, the rest of the key or None): the view, indexed by the rest, is `tensor[key]`."""
+    """(a view of `tensor`, the rest of the key or WHOLE): the view, indexed by the rest, is `tensor[key]`."""
     parts = key if type(key) is tuple else (key,)
     if not any(isinstance(part, torch.SymInt) for part in parts):
         return tensor, key
@@ -37,7 +39,7 @@ def selected(world: World, tensor: Any, key: Any) -> tuple[Any, Any]:
             axis += tensor.dim() - axis - _left(parts)
         elif part is not None:
             axis += 1
-    return tensor, None if all(part == slice(None) for part in rest) else tuple(rest)
+    return tensor, WHOLE if all(part == slice(None) for part in rest) else tuple(rest)
 
 
 def _left(parts: Any) -> int:
