@@ -61,12 +61,15 @@ def call(program: Program, f: Callable[..., Any], original: Any, args: tuple[Any
     result = f(*args)
     leaves = [one for module in modules_of(original) for one in module.parameters()]
     leaves += [one for one in tensors(args) if one.requires_grad]
-    total = sum(one.sum() for one in tensors(result) if one.requires_grad)
+    # Weights that differ: behind a normalisation, the gradient of a plain sum is nothing but rounding.
+    total = sum(
+        (one * torch.linspace(0.5, 1.5, one.numel()).view_as(one)).sum() for one in tensors(result) if one.requires_grad
+    )
     total.backward()  # type: ignore[union-attr]
-    gradients = [leaf.grad for leaf in leaves]
+    gradients = [leaf.grad.flatten() for leaf in leaves if leaf.grad is not None]
     for leaf in leaves:
         leaf.grad = None
-    return [one.detach() for one in tensors(result)], [one for one in gradients if one is not None]
+    return [one.detach() for one in tensors(result)], torch.cat(gradients)
 
 
 def made(program: Program) -> tuple[Any, tuple[Any, ...]]:

@@ -92,6 +92,8 @@ def _decided(code: types.CodeType, function: types.FunctionType, table: FrameTab
     )
     if theirs and code is not OPTIMIZER_STEP:
         return None
+    if code.co_varnames[:1] == (".0",):  # a comprehension over an iterator of an eager frame: what it calls is compiled
+        return None
     cache = _native.FrameCache(compiler.miss)
     cache.frames = compiler.frames
     PROCESS.compiled.add(cache)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusewright.base.records import dataclass
 from fusewright.operators.schema import argument, facts, list_of_views
-from fusewright.sizes.tensor_type import TensorType
+from fusewright.sizes.tensor_type import TensorType, symbols_in
 
 _LARGEST = 1 << 24  # elements of a tensor whose views are compared element by element
 
@@ -41,7 +41,8 @@ def shares_in_part(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> b
     if not others:
         return False
     root = view_chain(written)[0]
-    related = [other for other in others if view_chain(other)[0] is root]
+    path = _path(written)
+    related = [other for other in others if view_chain(other)[0] is root and _path(other) != path]
     if not related:
         return False
     mine = _place(written)
@@ -80,8 +81,18 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
     return chain[::-1]
 
 
+def _path(node: torch.fx.Node) -> list[object]:
+    """The view operators that lead to `node`, with their arguments: nodes of equal paths are the same view."""
+    steps: list[object] = []
+    for base, step in itertools.pairwise(view_chain(node)):
+        if step.target is operator.getitem or not facts(step.target).written:  # type: ignore[arg-type]
+            args = tuple(None if one is base else one for one in step.args)
+            steps.append((step.target, args, tuple(sorted(step.kwargs.items()))))
+    return steps
+
+
 def _place(node: torch.fx.Node) -> _Place | None:
-    """None where a size is symbolic, or the path leads through more than views."""
+    """None where a size or an index is symbolic, or the path leads through more than views."""
     chain = view_chain(node)
     root = chain[0].meta["type"]
     if not isinstance(root, TensorType) or not all(isinstance(extent, int) for extent in (*root.shape, *root.stride)):
@@ -95,7 +106,7 @@ def _place(node: torch.fx.Node) -> _Place | None:
             assert isinstance(step.target, OpOverload)
             if facts(step.target).written:  # an in-place operator gives its operand
                 continue
-            if any(one is not base for one in step.all_input_nodes):
+            if any(one is not base for one in step.all_input_nodes) or symbols_in((step.args, step.kwargs)):
                 return None
             view = _apply(step, view)
     return _Place(chain[0], view.storage_offset(), tuple(view.shape), view.stride())

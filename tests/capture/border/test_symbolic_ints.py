@@ -211,3 +211,48 @@ def test_a_refusal_costs_no_compile() -> None:
         for n in range(1, 9):
             compiled(torch.ones(2), n)
     assert len(captures) == 2
+
+
+def _stored(x: torch.Tensor, i: int) -> torch.Tensor:
+    y = x.clone()
+    y[i] += 1
+    y[:, i] = x[:, 0]
+    y[i, 1:] = x[i - 1, 1:]
+    y[i + 1 :] *= 2
+    return y
+
+
+def _masked(x: torch.Tensor, i: int) -> torch.Tensor:
+    y = x > 0.5
+    y[i + 1 :] &= x[i + 1 :] > 0.7
+    return y
+
+
+INDEXED = {
+    "row": lambda x, i: x[i] * 2,
+    "column": lambda x, i: x[:, i] * 2,
+    "from the end": lambda x, i: x[-i - 1] * 2,
+    "beside others": lambda x, i: x[..., None, i, :i] * 2,
+    "two": lambda x, i: x[i, i] * 2,
+    "no number": lambda x, i: (x[None] * i, x[()] * i, x[None, i]),
+    "stores": _stored,
+    "stores of a part": _masked,
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_that_varies_needs_no_compile_for_each_value(name: str, backend: str) -> None:
+    function, graphs = INDEXED[name], []
+
+    def counting(gm: torch.fx.GraphModule, inputs: list[object]) -> object:
+        graphs.append(gm)
+        return gm.forward
+
+    compiled = fusewright.compile(function, fullgraph=True, backend=counting if backend == "eager" else backend)
+    x = torch.rand(9, 9)
+    for i in (2, 3, 4, 5, 6, 7):
+        torch.testing.assert_close(compiled(x, i), function(x, i))
+    assert len(graphs) <= 3
+    with pytest.raises(IndexError):
+        fusewright.compile(INDEXED["row"], backend=backend)(x, 9)

@@ -593,3 +593,17 @@ def test_a_break_is_reported_with_cause_place_and_remedy() -> None:
     assert caught.value.code == "data-dependent-branch"
     assert f"test_break_programs.py:{line}" in str(caught.value)
     assert "torch.where" in str(caught.value)
+
+
+def test_iterations_of_a_loop_that_breaks_share_what_is_compiled() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for label in range(40):
+            row = x[:, label]
+            parts.append((row[row > 0.3] * 2, label))
+        return torch.cat([part for part, _ in parts])
+
+    x = torch.rand(30, 40)
+    report = fusewright.explain(f)(x)
+    torch.testing.assert_close(report.result, f(x))
+    assert report.graph_count < 12, report

@@ -28,6 +28,7 @@ from fusewright.capture.border.native_ready import (
     for_native,
     text_ready,
 )
+from fusewright.capture.border.symbolic_index import WHOLE, selected
 from fusewright.capture.border.values import array as arrays, cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES
@@ -331,7 +332,8 @@ def getitem(world: World, obj: Any, key: Any) -> Any:
     if kind in PLAIN:
         return native(operator.getitem, obj, concrete_inside(key))
     if isinstance(obj, torch.Tensor):
-        return world.torch_call(operator.getitem, (obj, key), {})
+        view, rest = selected(world, obj, key)
+        return view if rest is WHOLE else world.torch_call(operator.getitem, (view, rest), {})
     if kind.__module__ == "typing" and _is_annotation(key):
         value = unwatched(operator.getitem, obj, key)  # typing_extensions puts Python code of its own in
         return world.load(value, world.constant(value, "annotation"))
@@ -381,7 +383,8 @@ def setitem(world: World, obj: Any, key: Any, value: Any) -> None:
         native(operator.setitem, obj, concrete_inside(key), value)
         return
     if isinstance(obj, torch.Tensor):
-        world.torch_call(operator.setitem, (obj, key, value), {})
+        view, rest = selected(world, obj, key)
+        world.torch_call(operator.setitem, (view, Ellipsis if rest is WHOLE else rest, value), {})
         return
     method = classes.python_method(world, kind, "__setitem__")
     if method is not None:

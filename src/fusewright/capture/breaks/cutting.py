@@ -9,6 +9,7 @@ be cut. No torch.
 from __future__ import annotations
 
 import builtins
+import functools
 import re
 import types
 import weakref
@@ -36,6 +37,7 @@ from fusewright.capture.bytecode.resume import (
     origin_of,
     raising_code,
     resume_code,
+    shared_resumption,
 )
 from fusewright.capture.interpret.continuation import Continuation
 from fusewright.capture.interpret.opcodes.calls import FRAME_CALLS
@@ -45,8 +47,7 @@ from fusewright.capture.interpret.tracebacks import Place, Saved
 SCALARS = frozenset({bool, int, float})
 END = object()  # what `next` gives at the end of an iterator
 TAIL = "__tail"
-# Loops in which a part between two breaks works on tensors, by their first instruction.
-_tensor_loops: weakref.WeakKeyDictionary[CodeInfo, set[int]] = weakref.WeakKeyDictionary()
+_tensor_loops: weakref.WeakKeyDictionary[CodeInfo, set[int]] = weakref.WeakKeyDictionary()  # by first instruction
 _FOLLOWED = 48  # instructions that are followed right behind the break
 _VALUE_NAME = re.compile(r"__(?:local|cell|stack|handled)\d+\b")
 
@@ -359,7 +360,9 @@ class _Cut:
         name = self.resumptions.get(layout)
         if name is None:
             name = self.resumptions[layout] = f"__resume{len(self.resumptions)}"
-            self.source.constants[name] = Resumption(made.code, self.options.wrap_resume)
+            loop = self.resumed and cycle(self.info, state.index)
+            make = functools.partial(shared_resumption, self.frame.function) if loop else Resumption
+            self.source.constants[name] = make(made.code, self.options.wrap_resume)
         arguments = [state.variables[slot] for slot in slots]
         arguments += [self._cell(slot) for slot in made.cells]
         arguments += [self._text(state.stack[depth]) for depth in layout.given()]
@@ -421,10 +424,7 @@ _TEXT = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT
 
 
 # What may follow a fresh scalar outside of the graph: whether the instruction touches numbers and strings only, or
-# hands them on to a builtin, an output function, an attribute or an item. (Doing more of it eagerly would be right as
-# well, but a loss.)
-
-
+# hands them on to a builtin, an output function, an attribute or an item. (More would be right too, but a loss.)
 def _takes_simple(count: int) -> Callable[[_Cut, State, Any], bool]:
     def check(cut: _Cut, state: State, operand: Any) -> bool:
         return all(value in state.scalars or value in state.texts for value in state.stack[len(state.stack) - count :])

@@ -409,16 +409,39 @@ def _note_origin(
     _origins[key] = (weakref.ref(code, lambda _: _origins.pop(key, None)), weakref.ref(original), indices, slots)
 
 
+_FAMILY = "_fusewright_family"
+"""The attribute of a resume function that leads to its resumption's family."""
+
+
+def shared_resumption(
+    function: types.FunctionType, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]
+) -> Resumption:
+    """The resumption of a resume function's code from within `function`, a resume function that is part of the same
+    loop."""
+    family = function.__dict__.setdefault(_FAMILY, {})
+    found = family.get(code)
+    if found is None:
+        found = family[code] = Resumption(code, wrap, family)
+    return found
+
+
 class Resumption:
     """A resume function waiting for its globals and cells: called as `resumption(function, cells, *values)` with the
     function whose frame broke. `wrap` makes the function object a compiled one; it is kept for as long as globals and
-    cells are the same."""
+    cells are the same. family: the resumptions that the parts of a loop share, by their code, so that an iteration runs
+    what an earlier one has compiled."""
 
-    __slots__ = ("_bound", "code", "wrap")
+    __slots__ = ("_bound", "code", "family", "wrap")
 
-    def __init__(self, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]) -> None:
+    def __init__(
+        self,
+        code: types.CodeType,
+        wrap: Callable[[types.FunctionType], Callable[..., object]],
+        family: dict[types.CodeType, Resumption] | None = None,
+    ) -> None:
         self.code = code
         self.wrap = wrap
+        self.family = {code: self} if family is None else family
         self._bound: tuple[object, tuple[Any, ...], Callable[..., object]] | None = None
 
     def __call__(self, function: types.FunctionType, cells: tuple[types.CellType, ...], *values: object) -> object:
@@ -432,6 +455,7 @@ class Resumption:
         bound = self._bound
         if bound is None or bound[0] is not function.__globals__ or not all(map(operator.is_, bound[1], cells)):
             made = types.FunctionType(self.code, function.__globals__, self.code.co_name, None, cells or None)
+            made.__dict__[_FAMILY] = self.family
             bound = self._bound = (function.__globals__, cells, self.wrap(made))
         return bound[2]
 
