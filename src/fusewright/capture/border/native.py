@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fusewright import _native
-from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.base.signals import GraphBreak, Signal, SkipFrame, UserException
 from fusewright.capture.border.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     """Runs `fn`; raises UserException for what it raises. Python functions of the user that it runs are interpreted."""
     try:
         return _native.call_watched(fn, *args, **kwargs)
-    except Exception as exception:
+    except (Signal, KeyboardInterrupt):  # the latter is most likely the user's, at the keyboard
+        raise
+    except BaseException as exception:
         if isinstance(exception, TypeError):
             refuse_if_shown((*args, *kwargs.values()))
         if isinstance(exception, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
@@ -50,7 +52,9 @@ _PUBLIC = {"OutsideDict": "dict", "TracedTensor": "Tensor", "SymInt": "int", "Sy
 _PRIVATE = re.compile(rf"\b(?:{'|'.join(_PUBLIC)})\b")
 
 
-def _in_public_words(exception: Exception, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Exception:
+def _in_public_words(
+    exception: BaseException, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]
+) -> BaseException:
     """The exception, with the classes in its message that the program has."""
     text = exception.args[0] if type(exception) in (TypeError, AttributeError) and exception.args else None
     if type(text) is not str or not _PRIVATE.search(text):
@@ -69,7 +73,9 @@ def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any
     as in eager."""
     try:
         return fn(*args, **kwargs)
-    except Exception as exception:
+    except (Signal, KeyboardInterrupt):
+        raise
+    except BaseException as exception:
         raise UserException(exception) from None
 
 

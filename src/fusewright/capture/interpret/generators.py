@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from fusewright.base.signals import UserException
+from fusewright.base.signals import Signal, UserException
 
 
 class InterpretedGenerator:
@@ -60,7 +60,9 @@ class InterpretedGenerator:
         if inner is not None:
             try:
                 self._close_inner(inner)
-            except Exception as raised:
+            except Signal:
+                raise
+            except BaseException as raised:
                 error = raised
         try:
             self._resume(None, error)
@@ -149,7 +151,9 @@ class InterpretedGenerator:
         if isinstance(error, GeneratorExit):
             try:
                 self._close_inner(inner)
-            except Exception as raised:
+            except Signal:
+                raise
+            except BaseException as raised:
                 error = raised
             return self._resume(None, error)
         throw = inner.throw if type(inner) is InterpretedGenerator else self._method(inner, "throw")
@@ -159,7 +163,9 @@ class InterpretedGenerator:
         ended: BaseException | None = None
         try:
             return self._plain(throw, (error,))
-        except Exception as raised:
+        except Signal:
+            raise
+        except BaseException as raised:
             ended = raised
         finally:
             self.running = False

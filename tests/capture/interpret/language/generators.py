@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import sys
 
 import torch
 
@@ -609,5 +610,77 @@ def the_type_of_a_generator():
     def f(x):
         inner = (v for v in [1])
         return x + 1, type(inner).__name__, str(type(made())), type(inner) is type(made()), isinstance(inner, type(made()))
+
+    return f, [(x(),), (x(),)]
+
+
+class Stop(BaseException):
+    """An exception that `except Exception` does not catch, as libraries of tail calls and tasks have them."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+
+@program
+def exceptions_that_are_no_exceptions():
+    """Raised by a generator, through native code: for, next, throw, close, a key function, sys.exit."""
+
+    def ending(x):
+        yield x
+        raise Stop(x * 2)
+
+    def delegating(x):
+        try:
+            yield x + 1
+        except Stop as stop:
+            yield stop.value
+
+    def outer(x):
+        yield from delegating(x)
+
+    def refusing_to_close(x):
+        try:
+            yield x
+        finally:
+            raise Stop(x * 5)
+
+    def key(value):
+        raise Stop(value)
+
+    def f(x):
+        found = []
+        try:
+            for value in ending(x):
+                found.append(value)
+        except Stop as stop:
+            found.append(stop.value)
+        generator = outer(x)
+        found += [next(generator), generator.throw(Stop(x * 3))]
+        generator = refusing_to_close(x)
+        next(generator)
+        try:
+            generator.close()
+        except Stop as stop:
+            found.append(stop.value)
+        try:
+            sorted([1, 2], key=key)
+        except BaseException as stop:
+            found.append(x + stop.value)
+        return found
+
+    return f, [(x(),), (x(),)]
+
+
+@program("untraceable-call")
+def an_exit_through_native_code():
+    def leaving(value):
+        sys.exit(3)
+
+    def f(x):
+        try:
+            next(map(leaving, [x]))
+        except SystemExit as end:
+            return x * end.code
 
     return f, [(x(),), (x(),)]
