@@ -17,7 +17,7 @@ from fusewright.graph import passes
 from fusewright.graph.passes.context import Pass, PassContext
 from fusewright.graph.passes.precision import half_products as precision
 from fusewright.graph.printer import print_graph
-from fusewright.graph.verify import verify
+from fusewright.graph.verify import GraphError, shared_results, verify, verify_results
 from tests import goldens
 from tests.graph.texts import graph_of
 
@@ -37,8 +37,11 @@ def context() -> PassContext:
 
 
 def result(heading: str, before: str) -> str:
-    graph = PASSES[heading.split(":")[0]](graph_of(before), context())
+    given = graph_of(before)
+    shared = shared_results(given)
+    graph = PASSES[heading.split(":")[0]](given, context())
     verify(graph, functional=True)
+    verify_results(graph, shared)
     return print_graph(graph, locations=False).strip()
 
 
@@ -53,6 +56,17 @@ def test_golden(heading: str, monkeypatch: pytest.MonkeyPatch) -> None:
     same_processor(monkeypatch)
     before, after = SCENARIOS[heading]
     assert result(heading, before) == after
+
+
+def test_a_pass_that_returns_an_input_is_found() -> None:
+    """-(-x) is a tensor of its own, though it has the values of x."""
+    graph = graph_of("%x: float32[4] = input\n%a = aten.neg(%x)\n%b = aten.neg(%a)\nreturn [%b, %x]")
+    shared = shared_results(graph)
+    verify_results(graph, shared)
+    x, b = graph.find_nodes(op="placeholder")[0], graph.output_node().args[0][0]  # type: ignore[index]
+    b.replace_all_uses_with(x)  # type: ignore[union-attr]
+    with pytest.raises(GraphError, match="result 0 has become x"):
+        verify_results(graph, shared)
 
 
 def test_every_pass_has_one_that_it_changes() -> None:

@@ -25,6 +25,25 @@ class GraphError(Exception):
     """A graph that breaks a rule: a defect of the stage that made it."""
 
 
+def shared_results(graph: torch.fx.Graph) -> set[tuple[int, str]]:
+    """(place of a result, what it is): results that are an input, or another result before them."""
+    found: set[tuple[int, str]] = set()
+    before: dict[torch.fx.Node, str] = {node: node.name for node in graph.find_nodes(op="placeholder")}
+    returned = graph.output_node().args[0]
+    for place, value in enumerate(returned if isinstance(returned, (tuple, list)) else ()):
+        if isinstance(value, torch.fx.Node):
+            if value in before:
+                found.add((place, before[value]))
+            before.setdefault(value, f"result {place}")
+    return found
+
+
+def verify_results(graph: torch.fx.Graph, shared: set[tuple[int, str]]) -> None:
+    """Check that no result has become an input or another result, whose memory it would share, but for `shared`."""
+    for place, other in shared_results(graph) - shared:
+        raise GraphError(f"result {place} has become {other}: a program may write to one and read the other")
+
+
 def verify(
     graph: torch.fx.Graph, functional: bool = False, rederive: bool = False, env: ShapeEnv | None = None
 ) -> None:

@@ -43,7 +43,7 @@ def check(
         compare(a, b)
     for a, b in zip(ours, theirs):
         compare(a, b)
-    assert sorted(called(program)) == sorted(externs)
+    assert sorted(called(program)) == sorted(externs), f"library calls are left: {called(program)}"
     return program
 
 

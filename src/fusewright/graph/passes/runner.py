@@ -14,13 +14,13 @@ import torch.fx
 
 from fusewright.graph.passes.context import Pass, PassContext, PassReport
 from fusewright.graph.printer import print_graph
-from fusewright.graph.verify import verify
+from fusewright.graph.verify import shared_results, verify, verify_results
 
 
 def run_passes(graph: torch.fx.Graph, pipeline: Sequence[tuple[Pass, str]], context: PassContext) -> torch.fx.Graph:
     """Run the pipeline. The context's observer is called after each pass; printing costs nothing when there is none. A
     graph that no pass changed is not verified again."""
-    given = graph
+    given, shared = graph, shared_results(graph) if context.observer is not None else set()
     rewrites, observer = context.rewrites, context.observer
     before_all = rewrites.done
     verified: torch.fx.Graph | None = None
@@ -34,6 +34,7 @@ def run_passes(graph: torch.fx.Graph, pipeline: Sequence[tuple[Pass, str]], cont
             rewrites.stopped_in = function.__name__
         if observer is not None and (graph is not verified or rewrites.done != done):
             verify(graph, functional=True)
+            verify_results(graph, shared)
             verified = graph
         if observer is not None:
             observer(
