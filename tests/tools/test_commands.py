@@ -104,6 +104,9 @@ def test_check_as_a_command(
     assert "2 further sizes" in capsys.readouterr().out
     assert cli.main(["check", "a_model_of_mine:model", "--json", *quick]) == 0
     assert json.loads(capsys.readouterr().out)["status"] in ("ok", "warning")
+    assert cli.main(["check", f"{file}:Net", "--input", "2,4", "--json", *quick]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["status"] == "warning" and "called" in printed.err
     assert cli.main(["check", f"{file}:Net", "--input", "2,4", *quick]) == 0
     assert "could be better" in capsys.readouterr().out
     assert cli.main(["check", f"{file}:Net", "--input", "2,4", "--strict", *quick]) == 1

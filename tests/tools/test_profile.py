@@ -78,6 +78,16 @@ def test_each_step_of_a_compiled_call_has_a_name(
             assert re.search(rf"(::|product_)\w+ \[[^\]]*layers\.{layer}\.project ", text), (layer, text)
 
 
+def test_modules_of_a_closure_are_told_apart() -> None:
+    first, second = Layer(), Layer()
+    compiled = fusewright.compile(lambda x: second(first(x)))
+    x = torch.randn(4, 32)
+    with torch.no_grad():
+        compiled(x)
+        text = " ".join(name for name in names(lambda: compiled(x)) if "[" in name)
+    assert {"first.norm", "first.project", "second.norm", "second.project"} <= set(re.split(r"[\[\] ]+", text))
+
+
 def test_without_a_profiler_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     original = launch._step_labels

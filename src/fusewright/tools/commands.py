@@ -7,6 +7,7 @@ module search path and the name that Python would give it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import runpy
@@ -20,7 +21,7 @@ import torch
 from fusewright.base import options
 from fusewright.base.errors import OptionError
 from fusewright.tools import bench, doctor
-from fusewright.tools.check import check
+from fusewright.tools.check import Check, check
 from fusewright.tools.minify import KINDS, minify_script
 from fusewright.tools.patching import patch
 from fusewright.tools.report import report
@@ -68,7 +69,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(",") if size.strip())
 
 
-def _check(arguments: argparse.Namespace) -> int:
+def _checked(arguments: argparse.Namespace) -> Check:
     place, _, name = arguments.model.rpartition(":")
     if not place:
         raise OptionError(f"check takes FILE.py:NAME or MODULE:NAME, got {arguments.model!r}")
@@ -82,7 +83,7 @@ def _check(arguments: argparse.Namespace) -> int:
     model = names[name]() if isinstance(names[name], type) else names[name]
     inputs: Any = [torch.randn(sizes) for sizes in arguments.input] if arguments.input else names[arguments.args]
     given = {key: getattr(arguments, key) for key in ("mode", "backend", "fullgraph", "dynamic")}
-    found = check(
+    return check(
         model,
         inputs if isinstance(inputs, (tuple, list)) else (inputs,),
         shapes=arguments.shape,
@@ -90,6 +91,11 @@ def _check(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         **{key: value for key, value in given.items() if value},
     )
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    with contextlib.redirect_stdout(sys.stderr):  # what the model prints is no part of the answer
+        found = _checked(arguments)
     print(json.dumps(found.to_dict(), indent=2) if arguments.json else found)
     return int(found.status != "ok") if arguments.strict else found.exit_status
 

@@ -245,7 +245,7 @@ class Closure(Source):
 
 def module_path(source: Source) -> str:
     """The path of a module below the compiled one, as `named_modules` has it: "layers.0.norm"."""
-    if type(source) is Local:
+    if type(source) is Local or type(source) is Closure:
         return "" if source.name == "self" else source.name
     base = getattr(source, "base", None)
     path = "" if base is None else module_path(base)
