@@ -31,11 +31,23 @@ def drawing_devices(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
     """Where the graph draws random numbers; nothing if it draws none."""
     found: dict[Drawn, None] = {}
     for node in graph.nodes:
-        if node.meta.get("random"):
+        if draws(node):
             found |= dict.fromkeys((CPU, *_devices(node.meta["type"])))
             if node.target is HOST_DRAW:
                 found[HOSTS] = None
     return tuple(found)
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether the node draws random numbers. Attention that drops nothing does not, though its operator may."""
+    if not node.meta.get("random"):
+        return False
+    schema = getattr(node.target, "_schema", None)
+    for place, argument in enumerate(() if schema is None else schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.kwargs.get("dropout_p", argument.default_value)
+            return (node.args[place] if place < len(node.args) else given) != 0
+    return True
 
 
 def _devices(kind: Any) -> list[torch.device]:

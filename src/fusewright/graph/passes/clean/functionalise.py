@@ -29,7 +29,7 @@ from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field, replace
 from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
-from fusewright.graph.nodes import add_call
+from fusewright.graph.nodes import add_call, ancestors
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.data_dependent import GIVES, OF_UNKNOWN_SHAPE
@@ -444,8 +444,7 @@ class _Functionaliser:
             if any(ref.storage is storage for storage in self.inputs) and _passes(ref, _is_lazy):
                 raise CannotFunctionalise("a result is a conjugate or negative view of an input")
             # gradients may share memory in eager; nobody relies on it
-            is_gradient = ref.storage.root.meta.get("tangent")
-            if returned[id(ref.storage)] > 1 and not is_gradient and _passes(ref, _is_recast):
+            if returned[id(ref.storage)] > 1 and _passes(ref, _is_recast) and not _is_gradient(old):
                 raise CannotFunctionalise(
                     "a result shares the memory of an input or of another result under another dtype"
                 )
@@ -491,6 +490,10 @@ _SPECIAL = {
     aten.fill_.Scalar: lambda self, node, target: _full(self, target, node.args[1]),
     aten.zero_.default: lambda self, node, target: _full(self, target, 0),
 }
+
+
+def _is_gradient(node: torch.fx.Node) -> bool:
+    return any(one.meta.get("tangent") for one in ancestors([node]))
 
 
 def _passes(ref: _Ref, test: Callable[[OpOverload], bool]) -> bool:

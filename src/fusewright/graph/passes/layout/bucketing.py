@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from fusewright.graph.builder import Builder
+from fusewright.graph.generators import draws
 from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, substitute
 from fusewright.sizes.shape_env import ShapeEnv
@@ -129,8 +130,7 @@ class Bucketing:
         if not isinstance(node.target, OpOverload):
             raise NotExact(f"{node.target} is not known")
         known = facts(node.target)
-        drops = node.meta.get("random") and not (node.target is ATTENTION and (len(node.args) < 4 or node.args[3] == 0))
-        if drops or known.effect or known.written:
+        if draws(node) or known.effect or known.written:
             raise NotExact(f"{name_of(node)} draws random numbers, or has an effect")
         handler = self.rules.handlers.get(node.target)
         if handler is None:
