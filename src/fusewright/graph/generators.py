@@ -46,7 +46,7 @@ def draws(node: torch.fx.Node) -> bool:
     for place, argument in enumerate(() if schema is None else schema.arguments):
         if argument.name == "dropout_p":
             given = node.kwargs.get("dropout_p", argument.default_value)
-            return (node.args[place] if place < len(node.args) else given) != 0
+            return bool((node.args[place] if place < len(node.args) else given) != 0)
     return True
 
 
