@@ -563,7 +563,14 @@ def apply(function: object, value: torch.SymFloat | torch.SymInt) -> torch.SymFl
     """A function of the math module on a run-time number; None for other functions and numbers."""
     name = MATH_FUNCTIONS.get(function)
     node = None if name is None else node_of(torch.sym_float(value))
-    return None if node is None or name is None else torch.SymFloat(node.function(name))
+    if node is None or name is None:
+        return None
+    try:
+        return torch.SymFloat(node.function(name))
+    except ValueError as error:
+        if type(value) is torch.SymInt and " got " in str(error):
+            function(int(value))  # type: ignore[operator]  # from CPython 3.14 on an int's message tells no value
+        raise
 
 
 def node_of(value: object) -> FloatNode | None:
