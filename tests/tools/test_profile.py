@@ -70,7 +70,8 @@ def test_each_step_of_a_compiled_call_has_a_name(
     steps = [name for name in found if "[" in name]
     first = next((place for place, name in enumerate(found) if name == regions[-1]), 0) if trains else len(found)
     halves = [found[:first], found[first:]] if trains else [found]
-    assert all(line in name for name in steps)
+    outermost = f" from test_profile.py:{inspect.getsourcelines(Model.forward)[1] + 2}"
+    assert all(line in name and outermost in name for name in steps)
     for half in halves:
         text = "\n".join(name for name in half if "[" in name)
         for layer in range(layers):

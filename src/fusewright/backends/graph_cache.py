@@ -285,7 +285,12 @@ def _stored_labels(
 
 
 def _labels(locations: dict[str, tuple[Location, ...]]) -> dict[str, str]:
-    return {name: ", ".join(line.short for line in lines) for name, lines in locations.items()}
+    return {name: ", ".join(map(_place, lines)) for name, lines in locations.items()}
+
+
+def _place(line: Location) -> str:
+    """`layers.0.norm model.py:12 from train.py:30`: the innermost line, and the outermost where it is another."""
+    return f"{line.short} from {line.outermost}" if line.outermost else line.short
 
 
 def _text(compressed: bytes) -> str:
