@@ -73,9 +73,7 @@ def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any
     as in eager."""
     try:
         return fn(*args, **kwargs)
-    except (Signal, KeyboardInterrupt):
-        raise
-    except BaseException as exception:
+    except Exception as exception:
         raise UserException(exception) from None
 
 
