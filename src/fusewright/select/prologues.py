@@ -14,10 +14,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fusewright.base.records import dataclass, replace
 from fusewright.base.thresholds import MOST_PROLOGUE_NODES
 from fusewright.loops.ir import Expression, Store
-from fusewright.schedule.expressions import Rewriter, survey
-from fusewright.schedule.plan import Define, Kernel, Operand, Plan, RunKernel, roots
+from fusewright.schedule.expressions import survey
+from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Reduce, RunKernel, Stage, roots
 from fusewright.select.replacement import Replacement, is_private, touched
 from fusewright.select.sites import Site, steps_of
+from fusewright.select.statements import Different, Statements
 from fusewright.select.variants import digits, substituted
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
@@ -97,26 +98,23 @@ def _stored(kernel: Kernel, name: str) -> tuple[Expression, Dim] | None:
     kernel, or gathers."""
     if len(kernel.stages) != 1 or kernel.scratch or kernel.product is not None or kernel.sizes:
         return None
-    (stage,) = kernel.stages
-    locals_: dict[str, Expression] = {}
     found: list[Store] = []
-    rewriter = Rewriter(
-        lambda dim: dim, lambda load: None, lambda local: locals_.get(local.name, local), lambda old, new: old
-    )
-    for statement in stage.statements:
-        if isinstance(statement, Define):
-            locals_[statement.local] = rewriter.visit(statement.value)
-        elif not isinstance(statement, Store) or statement.mode != "write":
-            return None
-        elif statement.buffer == name:
-            found.append(statement)
-    if len(found) != 1 or found[0].bindings:
+    try:
+        Statements().read(kernel, _refused, lambda stage, store: found.append(store))
+    except Different:
         return None
-    value = rewriter.visit(found[0].value)
+    kept = [store for store in found if store.buffer == name]
+    if len(kept) != 1:
+        return None
+    value = kept[0].value
     seen = survey([value])
     if seen.nodes > MOST_PROLOGUE_NODES or any(load.bindings for load in seen.loads) or seen.checks or seen.locals:
         return None
-    return value, found[0].index
+    return value, kept[0].index
+
+
+def _refused(stage: Stage, statement: Reduce) -> None:
+    raise Different
 
 
 def computing(site: Site, chosen: Sequence[Producer]) -> Site:
