@@ -198,6 +198,7 @@ struct LaunchStep {
     std::vector<uint8_t> by_value, written;
     int32_t device, grid, threads, shared;
     bool scratch;  // the last buffer is scratch memory of Triton's own
+    bool waits;    // the kernel itself waits for those before it
     std::string name;
 };
 
@@ -363,6 +364,7 @@ class Runner {
     PyThreadState *released_ = nullptr;
     bool mutated_ = false;
     int32_t device_ = -1;            // the GPU that is current while this runs
+    bool follows_ = false;           // what was put on the stream last is a kernel of this plan
     void *guard_ = nullptr, *stream_ = nullptr;
     std::vector<Handle> copies_;     // of misaligned inputs
     std::string outside_;            // what an access outside its buffer was, if the user is to hear of it

@@ -122,8 +122,8 @@ bool Runner::step(Step one) {
         case StepKind::Kernel: return kernel(p.kernels[one.operand]);
         case StepKind::Group: return group(p.groups[one.operand]);
         case StepKind::Launch: return launch(p.launches[one.operand]);
-        case StepKind::Extern: return external(p.externs[one.operand]);
-        case StepKind::Python: return python(p.pythons[one.operand]);
+        case StepKind::Extern: follows_ = false; return external(p.externs[one.operand]);
+        case StepKind::Python: follows_ = false; return python(p.pythons[one.operand]);
         case StepKind::Allocate: return allocate(one.operand);
         case StepKind::Window: return window(one.operand);
         case StepKind::Release: release(one.operand); return true;
@@ -277,6 +277,7 @@ bool Runner::enter_device(int32_t device) {
     bool ok = guard_ == nullptr ? torch.cuda_guard(device, &guard_) == 0 : torch.cuda_guard_set(guard_, device) == 0;
     if (!ok || torch.cuda_stream(device, &stream_) != 0) return fail(torch_error("the current stream"), PyExc_RuntimeError);
     device_ = device;
+    follows_ = false;
     return true;
 }
 
@@ -293,6 +294,7 @@ bool Runner::aligned_copy(int32_t slot, void **pointer) {
     int64_t span = 1, one = 1;
     for (int32_t i = 0; i < s.ndim; i++) span += (v[s.sizes + i] - 1) * v[s.strides + i];
     Handle flat = nullptr, copy = nullptr;
+    follows_ = false;
     bool ok = (s.kind == SlotKind::Input || s.kind == SlotKind::Constant) &&
               torch.reinterpret(f.handles[slot], 1, &span, &one, 0, &flat) == 0 &&
               torch.empty_strided(1, &span, &one, s.dtype, s.device, s.device_index, &copy) == 0;
@@ -326,8 +328,10 @@ bool Runner::launch(const LaunchStep &step) {
     parameters[all] = &scratch;  // Triton's own memory: descriptions of tensors for the copy engine, and what profiling writes
     parameters[all + 1] = &nothing;
     std::string error;
-    if (cuda_launch(step.device, step.function, grid, step.threads, step.shared, stream_, parameters, &error)) return true;
-    return fail(step.name + ": " + error, PyExc_RuntimeError);
+    DeviceLaunch shape{step.function, grid, step.device, step.threads, step.shared, stream_, step.waits && follows_};
+    if (!cuda_launch(shape, parameters, &error)) return fail(step.name + ": " + error, PyExc_RuntimeError);
+    follows_ = true;
+    return true;
 }
 
 bool Runner::pointer(int32_t slot) {
