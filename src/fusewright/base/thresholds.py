@@ -203,6 +203,12 @@ MOST_SHORT_WORK = 1 << 18
 query take 4 to 30 us for up to 32 keys where the operator takes 20 to 40 (float32; 70 to 200 in bfloat16), 45 and 56
 with 128 keys; the advantage goes down with more. Machine: not recorded; since 2026-11-22."""
 
+MOST_SHORT_GPU_QUERIES, MOST_SHORT_GPU_KEYS = 64, 512
+"""Decides: a kernel of ours or the library, of known sizes, on a GPU."""
+
+LEAST_GPU_QUERIES = 64
+"""Decides: a kernel of ours or the library. Of all heads: with fewer, a softmax of long rows is cut into parts."""
+
 
 # --- gradients of attention: graph/passes/attention/attention_backward.py
 
