@@ -117,8 +117,8 @@ def test_flex_attention(dtype: torch.dtype, rows: int, key_heads: int) -> None:
         found.append([result.detach(), *(leaf.grad for leaf in leaves)])
     for given, other, exact in zip(*found, strict=True):
         assert given.stride() == other.stride()
-        error, usual = ((one.double() - exact).norm() / exact.norm() for one in (given, other))
-        assert error <= 2 * usual + 1e-5
+        error, usual = ((one.double() - exact).norm().item() for one in (given, other))  # of one key: gradients of 0
+        assert error <= 2 * usual + 1e-5 * (1 + exact.norm().item())
 
 
 DOCUMENTS = torch.arange(300, device="cuda") // 70
