@@ -83,9 +83,9 @@ def complex_(call: Call, real: Value, imag: Value) -> Value:
     """Complex numbers are computed in their parts (graph/passes/clean/complex_parts.py); here they are put together."""
     low = call.lowering
     buffer = low.new_buffer(call.type)
-    place = 2 * flat_index(call.axes, buffer.stride)
+    shape, place = call.type.shape, 2 * flat_index(call.axes, buffer.stride)
     stores = tuple(
-        Store(buffer.name, place + half, low.read(part, low.broadcast(part, call.type.shape, call.axes), buffer.element))
+        Store(buffer.name, place + half, low.read(part, low.broadcast(part, shape, call.axes), buffer.element))
         for half, part in enumerate((real, imag))
     )
     low.emit(Pointwise(low.operation_name(), axes_of(call.axes, call.type.shape), stores, low.locations))
