@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fusewright
+from fusewright.loops.lower import registry
 
 Program = Callable[..., Tensor]
 Sizes = Sequence[tuple[int, ...]]
@@ -188,3 +190,48 @@ def test_as_many_writes_as_elements_need_not_reach_them_all(name: str, shape: tu
     a = torch.randn(shape)
     with torch.no_grad():
         torch.testing.assert_close(fusewright.compile(program, dynamic=dynamic)(a), program(a))
+
+
+BROADCASTS = (
+    ((2, 2), (2, 2, 2)),
+    ((2, 2, 2), (2, 2)),
+    ((1, 2), (2, 2, 2)),
+    ((2, 2, 2), (2, 1)),
+    ((), (2, 2)),
+    ((2, 2), ()),
+    ((2, 1), (1, 2)),
+)
+SEVERAL = [
+    op
+    for op in registry._ROWS
+    if len(needed := [argument for argument in op._schema.arguments if not argument.has_default_value()]) > 1
+    and all(isinstance(argument.type, torch.TensorType) for argument in needed)
+    and "backward" not in op._schema.name  # their operands are of one shape
+]
+
+
+def broadcasts(op: torch._ops.OpOverload) -> list[tuple[Tensor, ...]]:
+    """Operands of other shapes that eager accepts, in the first dtype in which there are any."""
+    more = sum(not argument.has_default_value() for argument in op._schema.arguments) - 2
+    for dtype in (torch.float32, torch.bool, torch.int64):
+        found = []
+        for first, second in BROADCASTS:
+            operands = tuple((torch.rand(shape) * 3).to(dtype) for shape in (first, second, *[first] * more))
+            with contextlib.suppress(RuntimeError, IndexError):
+                op(*operands)
+                found.append(operands)
+        if found:
+            return found
+    return []
+
+
+@pytest.mark.parametrize("op", SEVERAL, ids=str)
+def test_operands_of_lower_rank_are_repeated(op: torch._ops.OpOverload) -> None:
+    cases = broadcasts(op)
+    for dynamic in (False, True):
+        compiled = fusewright.compile(lambda cases: [op(*operands) for operands in cases], dynamic=dynamic)
+        torch.testing.assert_close(compiled(cases), [op(*operands) for operands in cases], equal_nan=True)
+
+
+def test_most_operators_repeat_operands() -> None:
+    assert sum(len(broadcasts(op)) > 3 for op in SEVERAL) > 45

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 import fusewright
 
@@ -74,6 +76,46 @@ def test_views_in_modes_without_gradients(mode: Any, dynamic: bool | None, shape
                 except (IndexError, RuntimeError):
                     continue
                 assert facts(fusewright.compile(function, dynamic=dynamic)(x)) == expected, (number, leaf)
+
+
+BASES: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.ones(4), "leaf": lambda: torch.ones(4, requires_grad=True), "view": lambda: torch.ones(5)[1:],
+    "leaf that is a view": lambda: torch.ones(5)[1:].requires_grad_(), "history": lambda: torch.ones(4, requires_grad=True) * 2,
+    "view of a leaf": lambda: torch.ones(5, requires_grad=True)[1:], "detached": lambda: torch.ones(4, requires_grad=True).detach(),
+}  # fmt: skip
+SHOWN: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: x[::2], lambda x: x.view(2, 2), lambda x: x.detach(), lambda x: x.detach()[::2], lambda x: x[::2].detach(),
+    lambda x: x.view_as(x), lambda x: x[::2][1:], lambda x: (x[::2].detach()[1:], x[1:]), lambda x: x[1:].detach()[1:].detach(),
+    lambda x: x.view(2, 2).requires_grad_(), lambda x: x[1:].requires_grad_()[1:], lambda x: (x.requires_grad_(), x[1:]),
+    lambda x: x.detach().requires_grad_()[1:], lambda x: x.requires_grad_()[::2][0], lambda x: x.requires_grad_().detach()[0],
+    lambda x: (x[1:].unbind(), x.detach().chunk(2)), lambda x: (y := x * 2, y.detach(), y.detach()[1:], y[1:]),
+]  # fmt: skip
+
+
+def base_of(t: torch.Tensor, x: torch.Tensor) -> str:
+    if t._base is None:
+        return "none"
+    return "argument" if t._base is x else "the argument's" if t._base is x._base else "another"
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("number", range(len(SHOWN)))
+def test_what_a_result_is_a_view_of(number: int, mode: Any) -> None:
+    """So a write to a detached result gives its argument no history."""
+    compiled = fusewright.compile(SHOWN[number])
+    for name, make in BASES.items():
+        expected, *found = (shown(function, make(), mode) for function in (SHOWN[number], compiled, compiled))
+        assert found == [expected, expected], name
+
+
+def shown(function: Callable[[torch.Tensor], Any], x: torch.Tensor, mode: Any) -> list[Any]:
+    with mode():
+        try:
+            results = [t for t in pytree.tree_leaves(function(x)) if t is not x]
+        except RuntimeError as error:
+            return [type(error)]
+    found = [(t.requires_grad, t.is_leaf, t.grad_fn is None, base_of(t, x)) for t in results]
+    return [*found, x.requires_grad, x._version]
 
 
 READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -40,7 +40,7 @@ def _maker(one: Rebuilt, symbols: tuple[Any, ...]) -> Maker:
         value = inputs[position] if from_input else results[position]
         sizes = {} if static else {symbol: inputs[place] for place, symbol in enumerate(symbols) if symbol is not None}
         if one.steps:
-            for target, args, kwargs, element, call, no_grad in one.steps:
+            for target, args, kwargs, element, call, no_grad, leaf in one.steps:
                 found = made.get(call)
                 if found is None:
                     if not static:
@@ -48,6 +48,8 @@ def _maker(one: Rebuilt, symbols: tuple[Any, ...]) -> Maker:
                     with torch.set_grad_enabled(not no_grad):
                         found = made[call] = target(value, *args, **kwargs)
                 value = found if element is None else found[element]
+                if leaf and not value.requires_grad:
+                    value.requires_grad_()
             if one.no_grad and value.requires_grad:
                 value = value.detach()
         return value.requires_grad_() if one.leaf and not value.requires_grad else value

@@ -211,6 +211,11 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
             base = ("output", results.add(root))
         steps = _steps(value, root, calls)
         _check_hooks(value, root)
+        if base[0] == "output":
+            if root.requires_grad and _history(root) is None and _history(value) is not None:
+                raise CannotDifferentiate("a view of a tensor that was made to require a gradient inside is returned")
+        else:
+            leaf = False  # whether a view that was made under no_grad requires a gradient, its operators know
         rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad, leaf=leaf))
     return rebuilt
 
@@ -252,6 +257,7 @@ def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, i
                 element,
                 calls.setdefault(node, len(calls)),
                 "no_grad" in node.meta,
+                value.made_leaf,
             )
         )
         value = value.viewed

@@ -28,7 +28,7 @@ class Break:
 class ViewCall(NamedTuple):
     """A call of a view operator: the arguments after the first (their sizes may be symbolic). element: of the result,
     if that is a list; call: its number, by which outputs that have a call in common share its result; no_grad: it was
-    made under no_grad."""
+    made under no_grad; leaf: the view was told to require a gradient."""
 
     target: Any
     args: tuple[Any, ...]
@@ -36,6 +36,7 @@ class ViewCall(NamedTuple):
     element: int | None
     call: int
     no_grad: bool
+    leaf: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Rebuilt:
         a view of
     steps     the view operators that lead to it
     no_grad   it requires no gradient, whatever its base does
-    leaf      it is a leaf that requires a gradient
+    leaf      it is a leaf that requires a gradient, or a view of what the graph has made that requires one without a
+        history
     """
 
     base: tuple[str, int]

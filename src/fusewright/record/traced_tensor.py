@@ -47,6 +47,7 @@ class TracedTensor(torch.Tensor):
     viewed          the traced tensor whose memory it is a view of, by one recorded operator; None when its memory is
         its own
     reshaped        an in-place view operator (t_, squeeze_, ...) has changed what it is since it was made
+    made_leaf       the program has said `requires_grad_()` of it
     """
 
     recorder: Recorder
@@ -58,6 +59,7 @@ class TracedTensor(torch.Tensor):
     is_input: bool
     viewed: TracedTensor | None
     reshaped: bool
+    made_leaf: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -141,7 +143,7 @@ def prepare(traced: TracedTensor, recorder: Recorder, node: torch.fx.Node | None
     traced.node = node  # type: ignore[assignment]
     traced.tensor_type = type_
     traced.original_class = torch.Tensor
-    traced.input_storage = traced.is_input = traced.reshaped = False
+    traced.input_storage = traced.is_input = traced.reshaped = traced.made_leaf = False
     traced.viewed = None
 
 

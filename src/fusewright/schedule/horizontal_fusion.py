@@ -1,7 +1,8 @@
 """Which kernels run side by side: neighbouring kernels that do not depend on one another share one parallel region.
 
 Takes the steps in their order; gives them with `RunKernel.horizontal` set. Always holds: no kernel of a region writes
-what another one of it reads or writes. The update of two hundred parameters is so one region over a table of kernels,
+what another one of it reads or writes, or writes to an argument while another one checks indices (a call that fails a
+check must not have begun to write). The update of two hundred parameters is so one region over a table of kernels,
 in place of two hundred regions; equal bodies share their machine code anyway.
 """
 
@@ -11,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from fusewright.base.records import replace
 from fusewright.loops.ir import Buffer
+from fusewright.schedule.expressions import survey
 from fusewright.schedule.options import ScheduleOptions
-from fusewright.schedule.plan import Kernel, RunKernel, Step
+from fusewright.schedule.plan import Kernel, RunKernel, Step, roots
 from fusewright.sizes.estimate import estimate
 
 
@@ -56,6 +58,7 @@ class _Region:
         self.buffers, self.shared = buffers, shared
         self.reads: set[str] = set()
         self.writes: set[str] = set()
+        self.checks = self.updates = False
         self.count = 0
 
     def _names(self, names: Sequence[str] | frozenset[str]) -> set[str]:
@@ -67,12 +70,23 @@ class _Region:
     def independent(self, kernel: Kernel) -> bool:
         """Whether the kernel may run at the same time as those of the region."""
         touched, written = self._names(kernel.buffers), self._names(kernel.written)
+        if (self.checks and self._updates(kernel)) or (self.updates and _checks(kernel)):
+            return False
         return not (touched & self.writes or written & self.reads)
+
+    def _updates(self, kernel: Kernel) -> bool:
+        return any(self.buffers[name].role in ("input", "constant") for name in self._names(kernel.written))
 
     def add(self, kernel: Kernel) -> None:
         self.reads |= self._names(kernel.buffers)
         self.writes |= self._names(kernel.written)
+        self.checks = self.checks or _checks(kernel)
+        self.updates = self.updates or self._updates(kernel)
         self.count += 1
+
+
+def _checks(kernel: Kernel) -> bool:
+    return any(survey(roots(one)).checks for stage in kernel.stages for one in stage.statements)
 
 
 def regions(steps: Sequence[Step]) -> list[int]:

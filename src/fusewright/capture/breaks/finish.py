@@ -73,7 +73,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             and not is_traced_subclass(value)
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
-            and not _must_be_detached(world, value)
+            and not _cut(world, value, made_here=False)
         ):
             return Finish(None, "", (value,))
     if tracer.recorder.level == "torch":  # the graph leaves the settings as it found them
@@ -401,8 +401,9 @@ class Code:
                 "functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to"
             )
         text = self.output(value)
-        if _must_be_detached(self.world, value):
-            text = self.start(value, f"{text}.detach()")
+        cut = _cut(self.world, value, made_here=True)
+        if cut:
+            text = self.start(value, f"{text}{cut}")
         attributes = self.world.tensor_attributes.get(id(value))
         if is_traced_subclass(value):
             kind = self.bind(value.python_class.__name__, value.python_class)  # type: ignore[attr-defined]
@@ -438,18 +439,23 @@ class Code:
         return self.expression(cell)
 
 
-def _must_be_detached(world: World, value: Any) -> bool:
-    """Whether a result that needs no gradient is a view of an input that does: the graph's own views would follow
-    that."""
+def _cut(world: World, value: Any, made_here: bool) -> str:
+    """What makes of an output what it is to autograd, where the graph's own views would follow an input: `.detach()`
+    for what was detached (it has no base, and no history that a write to it could change), `.detach()[...]` for a view
+    of that. A view of an input that requires a gradient, which requires none itself, is detached too. made_here: ask
+    also for views of what the graph has made, which may be another output."""
     if world.recorder.level != "aten" or value.requires_grad:
-        return False
-    node = value.node
+        return ""
+    node, detached = value.node, ""
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
-        if node.target is not operator.getitem and (
+        if node.target is torch.ops.aten.detach.default and not detached:
+            detached = ".detach()" if node is value.node else ".detach()[...]"
+        elif node.target is not operator.getitem and (
             schema is None or not any(result.alias_info is not None for result in schema.returns)
         ):
-            return False
+            return detached if made_here else ""
         node = node.args[0]
     example = node.meta.get("example_value")
-    return isinstance(example, torch.Tensor) and example.requires_grad
+    follows = isinstance(example, torch.Tensor) and example.requires_grad
+    return detached or (".detach()" if follows else "")

@@ -288,6 +288,8 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
         return tensor
     if tracer.recorder.level != "aten":
         return tracer.world.torch_call(torch.Tensor.requires_grad_, (tensor, *args), kwargs)
+    if isinstance(tensor, TracedTensor):
+        tensor.made_leaf = bool(wanted)
     return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
 
 

@@ -316,10 +316,10 @@ class Lowering:
         return self.value(type_, expression)
 
     def at(self, value: Value, indices: Sequence[Dim]) -> Expression:
-        """The element at `indices`, as stored (half types are not widened)."""
+        """The element at `indices`, one for each dimension, as stored (half types are not widened)."""
         mapping = {
             sym: index
-            for sym, index in zip(axis_symbols(value.shape), indices)
+            for sym, index in zip(axis_symbols(value.shape), indices, strict=True)
             if isinstance(sym, Expr) and sym is not index
         }
         return ex.substitute_expression(value.expression, mapping, self.binder)

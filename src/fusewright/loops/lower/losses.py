@@ -35,11 +35,15 @@ def reduced_loss(call: Call, like: Value, term: Expression, reduction: int) -> V
     return call.lowering.reduce("sum", call.type, (), space.reduced, term, finish)
 
 
+def must_be_alike(self: Value, target: Value) -> None:
+    if not same_shape(self.shape, target.shape):
+        raise Fallback("a loss of operands that broadcast")
+
+
 def elementwise_loss(
     call: Call, self: Value, target: Value, reduction: int, compute: Callable[..., Expression]
 ) -> Value:
-    if not same_shape(self.shape, target.shape):
-        raise Fallback("a loss of operands that broadcast")
+    must_be_alike(self, target)
     dtype = computing((self, target))
     symbols = axis_symbols(self.shape)
     low = call.lowering
@@ -99,6 +103,7 @@ def bce_with_logits(
     reduction: int = MEAN,
 ) -> Value:
     """(1 - y) * x + w * (log(1 + exp(-|x|)) + max(-x, 0)), w = 1 + (pos_weight - 1) * y."""
+    must_be_alike(self, target)
     low = call.lowering
     dtype = computing((self, target))
     symbols = axis_symbols(self.shape)

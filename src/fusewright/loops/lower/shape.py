@@ -83,9 +83,10 @@ def complex_(call: Call, real: Value, imag: Value) -> Value:
     """Complex numbers are computed in their parts (graph/passes/clean/complex_parts.py); here they are put together."""
     low = call.lowering
     buffer = low.new_buffer(call.type)
+    shape, place = call.type.shape, 2 * flat_index(call.axes, buffer.stride)
     stores = tuple(
-        Store(buffer.name, 2 * flat_index(call.axes, buffer.stride) + place, low.read(part, call.axes, buffer.element))
-        for place, part in enumerate((real, imag))
+        Store(buffer.name, place + half, low.read(part, low.broadcast(part, shape, call.axes), buffer.element))
+        for half, part in enumerate((real, imag))
     )
     low.emit(Pointwise(low.operation_name(), axes_of(call.axes, call.type.shape), stores, low.locations))
     return low.buffer_value(call.type, buffer)
