@@ -179,6 +179,10 @@ class Recorder:
         self.has_floats = True
         return self.input(torch.tensor(value, dtype=torch.float64, device="cpu"), name)
 
+    def placeholder_of(self, traced: object) -> torch.fx.Node:
+        """The placeholder of an input, which may stand for another node by now."""
+        return next(node for node, _ in self.inputs if node.meta.get("example_value") is traced)
+
     def history_changed(self, node: torch.fx.Node) -> bool:
         """Whether the program wrote to this input so that autograd took note: it has another gradient function now."""
         traced = node.meta.get("example_value")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.base.records import replace
+from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
@@ -33,6 +34,7 @@ from fusewright.capture.guards.sources import (
     TensorStride,
 )
 from fusewright.capture.guards.types import STRIDE
+from fusewright.record.torch_level import set_data
 from fusewright.sizes.expressions import Dim, Relation, symbol
 from fusewright.sizes.strides import free_strides
 from fusewright.sizes.symint import dim_of
@@ -348,7 +350,8 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
     if name == "grad" and record is not None:
         world.effects.store_slot(tensor, "grad", value)
         return
-    if name == "data" and value is tensor:  # what Module.to does to a parameter that is as wanted already
+    if name == "data":
+        _store_data(world, tensor, value)
         return
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
@@ -357,6 +360,50 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
         namespace.store(name, value)
     else:
         namespace[name] = value
+
+
+def _store_data(world: World, tensor: Any, value: Any) -> None:
+    """`tensor.data = value`: the tensor takes over the memory of `value`, and keeps its place in autograd."""
+    if value is tensor:  # what Module.to does to a parameter that is as wanted already
+        return
+    recorder = world.recorder
+    if not (recorder.owns(tensor) and recorder.owns(value)) or is_traced_subclass(tensor) or is_traced_subclass(value):
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data of a tensor subclass, or of no tensor")
+    types = [replace(one.tensor_type, requires_grad=False, offset=0) for one in (tensor, value)]
+    if types[0] != types[1] or tensor.is_inference() != value.is_inference():
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data that changes its type")
+    outside = world.outside(tensor) is not None
+    if tensor.requires_grad and not outside:
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data of a result that requires a gradient")
+    recorder.rebinds("a tensor whose data are replaced")
+    if recorder.level == "torch":  # the graph does it, below the eyes of autograd
+        recorder.record_call(set_data, (tensor, value), ())
+        return
+    held = world.torch_call(torch.Tensor.detach, (value,), {})
+    tensor.node = held.node
+    if outside:
+        world.effects.store_slot(tensor, "data", held)
+        world.effects.data.append((tensor, version_of(tensor)))
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def check_data(world: World, wants_gradients: bool) -> None:
+    """Refuses what a graph of ATen operators cannot do with tensors from outside whose data were replaced: a backward
+    would read them after the replacement; a write is counted by the tensor, though it is the new memory's."""
+    if not world.effects.data:
+        return
+    if wants_gradients:
+        if world.recorder.changes_level:
+            raise Retry(lacks_form=True)
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data where gradients are wanted")
+    if any(version_of(tensor) != version for tensor, version in world.effects.data):
+        if world.recorder.changes_level:
+            raise Retry(lacks_form=True)
+        raise GraphBreak("tensor-attribute", "a write to a tensor whose Tensor.data was stored to")
 
 
 def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:
