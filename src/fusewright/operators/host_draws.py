@@ -49,7 +49,6 @@ DRAWS: dict[str, Draw] = {
     "random.triangular": Draw(lambda low=0.0, high=1.0, *mode: ((low, high, *mode), None)),
     "random.randint": Draw(lambda a, b: ((a, b), None), torch.int64),
     "random.randrange": Draw(_range, torch.int64),
-    "random.getrandbits": Draw(lambda k: ((k,), None), torch.int64),
     "numpy.random.random": Draw(lambda size=None: ((), size)),
     "numpy.random.random_sample": Draw(lambda size=None: ((), size)),
     "numpy.random.standard_normal": Draw(lambda size=None: ((), size)),

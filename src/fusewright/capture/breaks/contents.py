@@ -23,6 +23,7 @@ from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards.sources import Source
 from fusewright.capture.interpret.generators import InterpretedGenerator
@@ -143,7 +144,7 @@ def parts(value: Any) -> Any:
         yield value.__self__
     elif kind is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
-    elif kind is TracedArray:
+    elif kind in (TracedArray, Address, Storage):
         yield value.tensor
     elif kind is ArrayMethod:
         yield value.array

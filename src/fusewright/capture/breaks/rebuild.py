@@ -32,6 +32,7 @@ from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.function import is_free_function
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.breaks.contents import (
@@ -424,6 +425,12 @@ def _build_handle(code: Code, value: RemovableHandle) -> str:
     return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
 
 
+def _build_of_memory(code: Code, value: Address | Storage) -> str:
+    if code.world.effects.data:
+        raise GraphBreak("tensor-address", f"{value.what} is handed on, after a store to Tensor.data")
+    return f"{code.expression(value.tensor)}.{value.text}"
+
+
 def _build_comparison(code: Code, value: torch.SymBool) -> str:
     """An answer that is guarded; of sizes that depend on data, the comparison itself."""
     if not is_open(value):
@@ -465,6 +472,8 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     AbsentTraceback: _build_traceback,
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     RemovableHandle: _build_handle,
+    Address: _build_of_memory,
+    Storage: _build_of_memory,
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
     **dict.fromkeys(VIEWS, _build_view),

@@ -108,6 +108,5 @@ _WHOLE: dict[str, Callable[[tuple[Any, ...]], bool]] = {
     "numpy.random.randint": lambda given: given[0] < given[1],
     "random.randint": lambda given: given[0] <= given[1] < 2**63,
     "random.randrange": lambda given: given[2] != 0 and len(range(*given)) > 0,
-    "random.getrandbits": lambda given: 0 <= given[0] < 64,
 }
 """By the rows whose result is an int: whether the generator takes the parameters, and 64 bits hold what it gives."""

@@ -22,6 +22,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.guards.sources import (
@@ -41,9 +42,6 @@ from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
-
-TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
 
 def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
@@ -164,7 +162,6 @@ _PLAIN = frozenset({
 _OPERATORS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
 _REFUSED = {
-    "data_ptr": "its address",
     "_version": "its version counter",
     "_base": "the tensor that it is a view of",
     "_backward_hooks": "its hooks",
@@ -238,46 +235,6 @@ def requires_grad(world: World, tensor: torch.Tensor) -> bool:
     if record is not None and (is_wrapper(tensor) or record.real.is_inference()):
         return record.real.requires_grad
     return tensor.requires_grad
-
-
-class _Reads:
-    """Guard callable: this attribute, or the answer of this method, is still what it was."""
-
-    __slots__ = ("name", "read", "value")
-
-    def __init__(self, name: str, read: Callable[[Any], object], value: object) -> None:
-        self.name = name
-        self.read = read
-        self.value = value
-
-    def __call__(self, tensor: Any) -> bool:
-        return self.read(tensor) == self.value
-
-    def __repr__(self) -> str:
-        return f"has {self.name} = {self.value!r}"
-
-
-def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[Any], object]) -> object:
-    """What a tensor guard does not look at, read from the original and guarded by itself; a tensor made inside answers
-    natively."""
-    record = world.outside(tensor)
-    if record is None:
-        return native(read, tensor)
-    if type(record.real) not in TENSOR_CLASSES:
-        read = _past_overrides(read)
-    value = native(read, record.real)
-    world.guard("CALL", record.source, _Reads(name, read, value))
-    return value
-
-
-def _past_overrides(read: Callable[[Any], object]) -> Callable[[Any], object]:
-    """`read`, of which a class's `__torch_function__` is not told."""
-
-    def plainly(tensor: Any) -> object:
-        with torch._C.DisableTorchFunctionSubclass():
-            return read(tensor)
-
-    return plainly
 
 
 def storage_offset(world: World, tensor: torch.Tensor) -> object:
@@ -376,6 +333,7 @@ def _store_data(world: World, tensor: Any, value: Any) -> None:
     if tensor.requires_grad and not outside:
         raise GraphBreak("tensor-attribute", "a store to Tensor.data of a result that requires a gradient")
     recorder.rebinds("a tensor whose data are replaced")
+    world.effects.data.append((tensor, version_of(tensor)))
     if recorder.level == "torch":  # the graph does it, below the eyes of autograd
         recorder.record_call(set_data, (tensor, value), ())
         return
@@ -383,7 +341,6 @@ def _store_data(world: World, tensor: Any, value: Any) -> None:
     tensor.node = held.node
     if outside:
         world.effects.store_slot(tensor, "data", held)
-        world.effects.data.append((tensor, version_of(tensor)))
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -394,7 +351,7 @@ def version_of(tensor: torch.Tensor) -> int:
 def check_data(world: World, wants_gradients: bool) -> None:
     """Refuses what a graph of ATen operators cannot do with tensors from outside whose data were replaced: a backward
     would read them after the replacement; a write is counted by the tensor, though it is the new memory's."""
-    if not world.effects.data:
+    if not world.effects.data or world.recorder.level == "torch":
         return
     if wants_gradients:
         if world.recorder.changes_level:
