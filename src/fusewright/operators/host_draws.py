@@ -84,6 +84,13 @@ def row_of(name: str) -> Draw:
     return DRAWS[name.partition("#")[0]]
 
 
+def limits(name: str, parameters: Sequence[int]) -> tuple[int | None, int | None]:
+    """The least and the greatest int that a draw can give; None where it may be below 0."""
+    values = range(*parameters) if name.startswith(("random.randrange", "numpy")) else (parameters[0], parameters[-1])
+    ends = sorted((values[0], values[-1]))
+    return (ends[0], ends[1]) if ends[0] >= 0 else (None, None)
+
+
 def drawn_from(name: str) -> str:
     """The generators that a draw of this name changes: MODULES, or an instance."""
     return name[name.index("#") :] if "#" in name else MODULES

@@ -127,7 +127,9 @@ class Recorder:
 
     @property
     def symbolic(self) -> bool:
-        return self.env is not None and (bool(self.env.symbols) or self.data_shapes or self.data_numbers)
+        return self.env is not None and bool(
+            self.env.symbols or self.env.unbacked or self.data_shapes or self.data_numbers
+        )
 
     def owns(self, value: object) -> bool:
         """Whether `value` is a traced tensor of this recorder."""
@@ -178,10 +180,6 @@ class Recorder:
         """A placeholder for a Python float: a 0-dimensional float64 tensor on the CPU."""
         self.has_floats = True
         return self.input(torch.tensor(value, dtype=torch.float64, device="cpu"), name)
-
-    def placeholder_of(self, traced: object) -> torch.fx.Node:
-        """The placeholder of an input, which may stand for another node by now."""
-        return next(node for node, _ in self.inputs if node.meta.get("example_value") is traced)
 
     def history_changed(self, node: torch.fx.Node) -> bool:
         """Whether the program wrote to this input so that autograd took note: it has another gradient function now."""
@@ -495,8 +493,7 @@ class Recorder:
         return node, self._results(facts(func), func, args, kwargs, node, result_type)
 
     def _convert_sequence(self, values: Sequence[object]) -> tuple[list[object], list[object]]:
-        nodes: list[object] = []
-        kinds: list[object] = []
+        nodes, kinds = list[object](), list[object]()
         for value in values:
             if type(value) is TracedTensor and value.recorder is self:
                 nodes.append(value.node)

@@ -20,7 +20,6 @@ import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values import array as arrays
 from fusewright.operators.host_draws import DRAWS, HOST_DRAW, numbered
-from fusewright.record import data_sizes
 from fusewright.sizes.symfloat import float_of_tensor
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwarg
     whole = DRAWS[row].dtype is torch.int64
     if recorder.env is None or (whole and not tracer.assumptions.data_sizes):
         raise GraphBreak("host-random", f"a number drawn by {row}")
-    if recorder.level != "aten":
+    if recorder.level != "aten" and not whole:
         recorder.lacks_form("host-random", f"a number drawn by {row}")
     tensor = world.torch_call(HOST_DRAW, (drawn, parameters, None), {})
-    return data_sizes.number_of(recorder, tensor) if whole else float_of_tensor(recorder, tensor)
+    return world.torch_call(torch.Tensor.item, (tensor,), {}) if whole else float_of_tensor(recorder, tensor)
 
 
 def _given(row: str, args: Args, kwargs: Kwargs) -> tuple[list[Any], list[int] | None]:
