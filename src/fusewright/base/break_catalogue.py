@@ -109,8 +109,8 @@ BREAKS: dict[str, tuple[str, str]] = {
         "seed before calling the compiled function",
     ),
     "host-random": (
-        "Python's or NumPy's random generator is used for more than a float or an array (an int, a choice, a seed, a "
-        "generator of the program's own)",
+        "Python's or NumPy's random generator is used for more than a number or an array (a choice, a shuffle, a seed, "
+        "a NumPy generator of the program's own)",
         "draw it before the compiled function and pass it, or draw a tensor with torch.rand or torch.randint",
     ),
     "inference-mode": (

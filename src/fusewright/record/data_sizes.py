@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.data_dependent import GIVES, MASKS
+from fusewright.operators.host_draws import HOST_DRAW, limits
 from fusewright.operators.rules.common import fresh
 from fusewright.operators.schema import argument
 from fusewright.record.traced_tensor import TracedTensor
@@ -56,7 +57,8 @@ def number_of(recorder: Recorder, tensor: TracedTensor) -> torch.SymInt:
     known = _known(recorder, tensor)
     if isinstance(known, torch.SymInt):
         return known
-    symbol = env.create_unbacked(None, None)
+    least, most = limits(*tensor.node.args[:2]) if tensor.node.target is HOST_DRAW else (None, None)  # type: ignore
+    symbol = env.create_unbacked(least, most)
     if recorder.level == "torch":  # the node of the call gives it
         return size_of(symbol, env)  # type: ignore[return-value]
     recorder.node_of(aten._local_scalar_dense.default, (tensor.node,), {}, symbol).meta[GIVES] = (symbol, None, None)

@@ -127,7 +127,9 @@ class Recorder:
 
     @property
     def symbolic(self) -> bool:
-        return self.env is not None and (bool(self.env.symbols) or self.data_shapes or self.data_numbers)
+        return self.env is not None and bool(
+            self.env.symbols or self.env.unbacked or self.data_shapes or self.data_numbers
+        )
 
     def owns(self, value: object) -> bool:
         """Whether `value` is a traced tensor of this recorder."""
@@ -491,8 +493,7 @@ class Recorder:
         return node, self._results(facts(func), func, args, kwargs, node, result_type)
 
     def _convert_sequence(self, values: Sequence[object]) -> tuple[list[object], list[object]]:
-        nodes: list[object] = []
-        kinds: list[object] = []
+        nodes, kinds = list[object](), list[object]()
         for value in values:
             if type(value) is TracedTensor and value.recorder is self:
                 nodes.append(value.node)

@@ -205,13 +205,13 @@ def check_window(tensor: TracedTensor, shape: Sequence[int], stride: Sequence[in
     if root.is_input and offset is not None:
         raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
     start = tensor.tensor_type.offset if offset is None else dim_of(offset)
-    needed = _reach([dim_of(size) for size in shape], [dim_of(step) for step in stride], start)
-    env, fits = tensor.recorder.env, Relation("<=", needed, _reach(root.tensor_type.shape, root.tensor_type.stride, 0))
+    needed = reach([dim_of(size) for size in shape], [dim_of(step) for step in stride], start)
+    env, fits = tensor.recorder.env, Relation("<=", needed, reach(root.tensor_type.shape, root.tensor_type.stride, 0))
     if not (fits.holds({}) if env is None else env.guard(fits)):
         raise GraphBreak("operator-failed", "as_strided beyond the elements of the tensor")
 
 
-def _reach(shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Dim:
+def reach(shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Dim:
     """How many elements of the storage a tensor spans."""
     if any(size == 0 for size in shape):
         return 0
