@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-ENGINES = ("compiled", "package", "standalone", "C++", "AOTInductor", "ONNX Runtime")
+ENGINES = ("compiled", "package", "standalone", "C++", "C++ and libtorch", "AOTInductor", "ONNX Runtime")
 PAST = 128
 """Tokens that the cache of the decoding step holds."""
 
@@ -190,6 +190,8 @@ class Server:
         return [float(word) for word in words[1:]]
 
 
+SERVED = {"C++": "standalone.fwp", "C++ and libtorch": "package.fwp"}
+TORCH = str(Path(torch.__file__).parent / "lib")
 FILES = {"package": "package.fwp", "standalone": "standalone.fwp", "AOTInductor": "model.pt2", "ONNX Runtime": "model.onnx"}
 
 
@@ -213,11 +215,11 @@ def compare(name: str, runtime: Path | None, rounds: int, kept: Path | None) -> 
                     made[engine] = float(done.stdout.split()[-1])
                     times.write_text(json.dumps(made))
                 command = [*here, "--serve", engine]
-                if engine == "C++":
+                if engine in SERVED:
                     if runtime is None:
                         continue
                     files = [f"{folder}/given.{number}" for number in range(len(given))]
-                    command = [str(runtime / "serve"), f"{folder}/standalone.fwp", *files]
+                    command = [str(runtime / "serve"), f"{folder}/{SERVED[engine]}", "--torch", TORCH, *files]
                 if rounds > 0:
                     servers.append(Server(engine, command))
             except (subprocess.CalledProcessError, RuntimeError) as error:

@@ -64,26 +64,6 @@ void run_portions(int64_t begin, int64_t end, void *context) {
     }
 }
 
-// Calls a C function of integer-class and double arguments. On x86-64 System V and 64-bit ARM Linux the two classes travel in separate
-// registers and only integers spill to the stack (in order, eight bytes each), so passing all integers first, then the doubles, and
-// more of either than the function takes, is the same call for every mixture of up to eight doubles.
-template <size_t... I>
-int32_t call_with(void *function, const int64_t *i, const double *d, std::index_sequence<I...>) {
-    using Function = int32_t (*)(decltype(int64_t(I))..., double, double, double, double, double, double);
-    return reinterpret_cast<Function>(function)(i[I]..., d[0], d[1], d[2], d[3], d[4], d[5]);
-}
-
-int32_t call_c(void *function, size_t n, const int64_t *integers, const double *doubles) {
-    if (n <= 6) return call_with(function, integers, doubles, std::make_index_sequence<6>());
-    if (n <= 14) return call_with(function, integers, doubles, std::make_index_sequence<14>());
-    return call_with(function, integers, doubles, std::make_index_sequence<kMaxIntegers>());
-}
-
-template <typename T>
-int64_t as_integer(T *pointer) {
-    return static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer));
-}
-
 }  // namespace
 
 bool Runner::run() {
@@ -413,35 +393,9 @@ bool Runner::mutate(int32_t slot) {
 // --- library operators through C ---------------------------------------------------------------------------------------------
 
 bool Runner::external(const ExternStep &step) {
-    int64_t integers[kMaxIntegers] = {0};
-    int64_t indirect[kMaxIntegers];
-    double doubles[kMaxDoubles] = {0};
     for (int32_t slot : step.results) release(slot);
-    for (size_t i = 0; i < step.integers.size(); i++) {
-        const Arg &arg = step.integers[i];
-        int64_t n = arg.payload;
-        switch (arg.kind) {
-            case ArgKind::Immediate: integers[i] = n; break;
-            case ArgKind::Scratch: integers[i] = as_integer(&indirect[i]); break;
-            case ArgKind::Value: integers[i] = v[n]; break;
-            case ArgKind::ValueAddress: integers[i] = as_integer(v + n); break;
-            case ArgKind::ValueAddressAddress:
-                indirect[i] = as_integer(v + n);
-                integers[i] = as_integer(&indirect[i]);
-                break;
-            case ArgKind::Handle: integers[i] = as_integer(static_cast<char *>(f.handles[n])); break;
-            case ArgKind::HandleAddress:
-            case ArgKind::Out: integers[i] = as_integer(&f.handles[n]); break;
-            case ArgKind::Bytes: integers[i] = as_integer(step.bytes[n].data()); break;
-            case ArgKind::BytesAddress:
-                indirect[i] = as_integer(step.bytes[n].data());
-                integers[i] = as_integer(&indirect[i]);
-                break;
-        }
-    }
-    for (size_t i = 0; i < step.doubles.size(); i++) doubles[i] = step.doubles[i];
     drop_gil();
-    if (call_c(step.function, step.integers.size(), integers, doubles) != 0) {
+    if (call_library(step, f.handles.data(), v) != 0) {
         for (int32_t slot : step.results) f.handles[slot] = nullptr;
         return fail(torch_error(step.name.c_str()), PyExc_RuntimeError);
     }

@@ -41,6 +41,7 @@ from fusewright.exporting.packaged import (
     is_name,
     made_with,
 )
+from fusewright.exporting.prepare import described, operators_of, preparation
 from fusewright.exporting.program import ExportedProgram, ProgramModule, holds, zeros_of
 from fusewright.exporting.request import STAND_INS, Request, choose_roots, stand_in
 from fusewright.exporting.results import flat_results
@@ -84,26 +85,36 @@ def package(
     every = {
         f"{name}/{weight}": value for name, program in named.items() for weight, value in weights_of(program).items()
     }
-    tensors, records = stored(every)
+    tensors, stored_as = stored(every)
     parts: dict[str, bytes] = {}
+    operators: dict[str, Any] = {}
     manifest: dict[str, Any] = {"format": PACKAGE_VERSION, "made_with": made_with(), "programs": {}}
     manifest["targets"] = {target: dict(zip(("machine", "flags"), needs(target))) for target in wanted}
     for name, program in named.items():
-        own = {weight: records[f"{name}/{weight}"] for weight in weights_of(program)}
+        own = {weight: stored_as[f"{name}/{weight}"] for weight in weights_of(program)}
         parts |= {f"{name}/{part}": text.encode() for part, text in texts_of(program, own).items()}
         sizes = example_sizes(program)
         versions = [
             version for target in wanted for version in compiled(program, target, sizes, options, name, standalone)
         ]
-        described = []
+        records = []
         for number, version in enumerate(versions):
             part = f"{name}/{number}.code"
             try:
                 parts[part] = dump(version.graph)
             except NotSerialisable as error:
                 raise ExportError(f"{name} cannot be packaged: it holds {error}") from error
-            described.append({"part": part, **version.to_json()})
-        manifest["programs"][name] = {"sizes": sizes, "versions": described}
+            records.append({"part": part, **version.to_json()})
+            operators |= described(operators_of(version.graph))
+            prepared = preparation(version, program, sizes)
+            if prepared is not None:
+                unpacked = {**(options or {}), "pack_weights": False}
+                (made,) = _versions(prepared.program, version.target, {}, unpacked, name)
+                part = f"{name}/{number}.prepare"
+                parts[part] = dump(made.graph)
+                records[-1]["prepare"] = prepared.to_json(part, made.inputs)
+        manifest["programs"][name] = {"sizes": sizes, "versions": records}
+    manifest["operators"] = operators
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         hashes = {"weights.safetensors": write_weights(archive, tensors)}
         for part, data in parts.items():

@@ -54,7 +54,7 @@ from fusewright.runtime.parameters import with_prepacking
 PACKAGE_VERSION = 1
 MANIFEST, SEAL = "package.json", "package.ed25519"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
-_PART = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}/(?:graph\.txt|signature\.json|[0-9]{1,4}\.code)\Z")
+_PART = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}/(?:graph\.txt|signature\.json|[0-9]{1,4}\.(?:code|prepare))\Z")
 _PREFERRED = ("native", *sorted((target for target in TARGETS if target != "native"), reverse=True))
 
 
