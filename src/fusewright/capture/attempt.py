@@ -228,7 +228,7 @@ class _Attempt:
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
             raise Retry(changes_level=False, lacks_form=-1)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
-            raise Retry(custom_gradients=False)
+            raise Retry(custom_gradients=False, gradient_refused=reason or "it has effects beyond its result")
         shown = None
         if recorder.env is not None and recorder.env.taken:
             watched = isinstance(recorder, Witness) and needed and backward is None and not reason and not breaks

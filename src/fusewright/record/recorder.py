@@ -117,7 +117,7 @@ class Recorder:
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
         self.unknown_shapes = False
         # collectives that the program has begun and not waited for: what it holds, and what waiting does
-        self.collectives: list[tuple[object, Callable[[], None]]] = []
+        self.collectives: list[tuple[object, Callable[[], None], bool]] = []
         self.waited: dict[torch.fx.Node, TracedTensor] = {}  # results of collectives, as they are after waiting
 
     @property
@@ -300,7 +300,7 @@ class Recorder:
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
         # are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
-        watched = out_tensors.watch(self.graph, kwargs) if self.level == "aten" and "out" in kwargs else None
+        watched = out_tensors.watch(self.graph, fn, kwargs) if self.level == "aten" and "out" in kwargs else None
         try:
             if self._depth or self.symbolic:
                 with self.recording(not is_symbolic_in_c(fn)):

@@ -57,7 +57,8 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if differentiates or tracer.recorder.level != "aten":
         _at_aten_level(tracer, "autograd-function", cls.__qualname__)
     if not tracer.assumptions.custom_gradients:
-        raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward has effects beyond its result")
+        reason = tracer.assumptions.gradient_refused
+        raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward stays outside: {reason}")
     if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
         raise GraphBreak(
             "autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients"
