@@ -127,9 +127,8 @@ class Recorder:
 
     @property
     def symbolic(self) -> bool:
-        return self.env is not None and bool(
-            self.env.symbols or self.env.unbacked or self.data_shapes or self.data_numbers
-        )
+        env = self.env
+        return env is not None and bool(env.symbols or env.unbacked or self.data_shapes or self.data_numbers)
 
     def owns(self, value: object) -> bool:
         """Whether `value` is a traced tensor of this recorder."""

@@ -9,7 +9,7 @@ a wrong value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.fx
@@ -31,6 +31,24 @@ def _data_method(name: str, code: str) -> object:
 
     refuse.__name__ = name
     return refuse
+
+
+class KnownStorage:
+    """What is known of the memory that a traced tensor lies in: the bytes up to its last element."""
+
+    def __init__(self, tensor: TracedTensor) -> None:
+        self.tensor = tensor
+
+    def size(self) -> Any:
+        root = memory_root(self.tensor)
+        kind, env = root.tensor_type, root.recorder.env
+        length = reach(kind.shape, kind.stride, 0) * kind.dtype.itemsize
+        return length if env is None else size_of(length, env)
+
+    nbytes = size
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise GraphBreak("operator-failed", f"Tensor.untyped_storage().{name}")
 
 
 class TracedTensor(torch.Tensor):
@@ -85,7 +103,10 @@ class TracedTensor(torch.Tensor):
     __dlpack__ = _data_method("__dlpack__", "operator-failed")  # type: ignore[assignment]
     data_ptr = _data_method("data_ptr", "operator-failed")  # type: ignore[assignment]
     storage = _data_method("storage", "operator-failed")  # type: ignore[assignment]
-    untyped_storage = _data_method("untyped_storage", "operator-failed")  # type: ignore[assignment]
+
+    def untyped_storage(self) -> KnownStorage:  # type: ignore[override]
+        """For code of PyTorch's that makes a wrapper of as many bytes."""
+        return KnownStorage(self)
 
 
 # Called through the class (torch.Tensor.tolist(x)) these would miss the refusals above.

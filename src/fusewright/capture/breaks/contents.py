@@ -148,8 +148,8 @@ def parts(value: Any) -> Any:
         yield value.tensor
     elif kind is ArrayMethod:
         yield value.array
-    elif kind is RemovableHandle and registration(value) is not None:
-        yield from registration(value)
+    elif kind is RemovableHandle and (made := registration(value)) is not None:
+        yield from made
         return
     elif kind is slice:
         yield from (value.start, value.stop, value.step)

@@ -444,10 +444,8 @@ class Code:
         """A tensor that wraps others, made inside: put together behind the graph."""
         left = leaving(self.world, value)
         self.alive.append(left.parts)
-        parts = ", ".join(self.expression(part) for part in left.parts)
-        layout = ", ".join(self.expression(tuple(one)) for one in left.layout)
-        name = self.bind("together", left.together)
-        return self.start(value, f"{name}({layout}, {parts})")
+        given = [*(self.expression(tuple(one)) for one in left.layout), *map(self.expression, left.parts)]
+        return self.start(value, f"{self.bind('together', left.together)}({', '.join(given)})")
 
     def cell(self, cell: types.CellType) -> str:
         """A closure cell, outside (bound as it is, or through the root function) or made inside."""

@@ -121,8 +121,9 @@ class Address:
 
 def _inputs_meet(left: Address, right: Address) -> bool:
     """Whether two inputs have one address: guarded by their not overlapping, or else by the addresses themselves."""
-    world, records = left.world, [left.world.outside(one.tensor) for one in (left, right)]
-    if records[0] is None or records[1] is None or left.of_storage != right.of_storage:
+    world = left.world
+    records = [record for one in (left, right) if (record := world.outside(one.tensor)) is not None]
+    if len(records) != 2 or left.of_storage != right.of_storage:
         _refuse(left)
     storages = [record.real.untyped_storage()._cdata for record in records]
     if storages[0] != storages[1] and not left.of_storage:

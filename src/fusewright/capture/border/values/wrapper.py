@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_trace
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import cls as classes, nested
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source, WrappedPart
@@ -39,10 +39,11 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 @dataclass(slots=True)
 class Wrapped:
-    """A stand-in, and its attributes, history and version when it was made."""
+    """A stand-in, and its attributes (None: its own code keeps what it likes there), history and version when it was
+    made."""
 
     value: Any
-    attributes: dict[str, object]
+    attributes: dict[str, object] | None
     history: object
     version: int
 
@@ -59,8 +60,8 @@ class Wrappers:
 
 
 def is_wrapper(real: object) -> bool:
-    """Whether the tensor is made of others, by the contract. Of PyTorch's own such classes DTensor is taken;
-    nested tensors have symbolic sizes of their own."""
+    """Whether the tensor is made of others, by the contract. Of PyTorch's own such classes DTensor and jagged nested
+    tensors are taken."""
     kind = type(real)
     if kind is TracedTensor or kind in PLAIN or not issubclass(kind, torch.Tensor):
         return False
@@ -68,7 +69,7 @@ def is_wrapper(real: object) -> bool:
 
 
 def of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.") and not apart.is_distributed(kind)
+    return kind.__module__.startswith("torch.") and not (apart.is_distributed(kind) or nested.is_jagged(kind))
 
 
 def has_parts(kind: Any) -> bool:
@@ -85,6 +86,10 @@ def construct(world: World, kind: type, args: tuple[Any, ...], kwargs: dict[str,
 
 def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tensor:
     """The stand-in of a wrapper from outside. Its parts are found below `source`."""
+    if nested.is_jagged(type(real)):
+        made = nested.load_jagged(world, real, source)
+        world.wrappers.loaded.append(Wrapped(made, None, made.grad_fn, _version(made)))
+        return made
     what = f"{source.text()}, a {type(real).__qualname__},"
     if world.recorder.level != "aten":
         world.recorder.lacks_form(CODE, f"{what} is a tensor subclass, which graphs at torch level do not take apart")
@@ -166,12 +171,15 @@ class Leaving:
     """A wrapper that was made inside: its parts and layout, and what makes one of real ones."""
 
     parts: list[Any]
-    layout: tuple[Any, Any]
+    layout: tuple[Any, ...]
     together: Callable[..., torch.Tensor]
 
 
 def leaving(world: World, value: Any) -> Leaving:
     """Takes apart what leaves the graph."""
+    if nested.is_jagged(type(value)):
+        crossing, make = nested.leaving_parts(world, value)
+        return Leaving(crossing, (), make)
     what = f"a {type(value).__qualname__} that leaves the graph"
     own = taken_apart(value, what)
     if not apart.is_immutable(own.context):
@@ -238,6 +246,9 @@ def check_result(world: World, fn: object, result: object) -> None:
         known = world.recorder_owns(result) or functorch or (world.recorder.level == "aten" and is_wrapper(result))
         if known and apart.is_distributed(type(result)):
             _note_distributed(world, result)
+        if not known and is_wrapper(result):
+            what = f"{getattr(fn, '__qualname__', fn)} gives a {type(result).__qualname__}"
+            world.recorder.lacks_form(CODE, f"{what}, which graphs at torch level do not take apart")
         if not known and world.outside(result) is None:
             raise GraphBreak(
                 CODE,
@@ -306,8 +317,10 @@ def check_unchanged(world: World) -> None:
     """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written to,
     or whose history was changed by a write in place."""
     for one in world.wrappers.loaded:
-        now = one.value.__dict__
-        if now.keys() != one.attributes.keys() or any(now[name] is not held for name, held in one.attributes.items()):
+        now, before = one.value.__dict__, one.attributes
+        if before is not None and (
+            now.keys() != before.keys() or any(now[name] is not held for name, held in before.items())
+        ):
             raise GraphBreak(CODE, f"an attribute of a {type(one.value).__qualname__} was written to")
         if one.value.grad_fn is not one.history:
             raise GraphBreak(CODE, f"a {type(one.value).__qualname__} with a history was written to in place")
