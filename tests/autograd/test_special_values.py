@@ -1,0 +1,98 @@
+"""Gradients at NaN, infinities, zeros of both signs, denormal numbers and where a function bends: they are eager's.
+
+Each value fills whole vectors: eager's code for the few elements that are left over decides otherwise at a NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusewright
+
+Function = Callable[[Tensor], Tensor]
+
+VALUES = (
+    math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -1e-45, 1e-40, 3.0, -3.0, 0.5, -0.5, 1.0, -1.0, 6.0, 20.0, -20.0, 2.0, -2.0, 1e30, -1e30,
+)  # fmt: skip
+TANGENTS = (1.0, -2.0, math.nan)
+
+OF_ELEMENTS: dict[str, Function] = {
+    "relu": F.relu, "relu6": F.relu6, "hardtanh": F.hardtanh, "hardtanh of other ends": lambda x: F.hardtanh(x, -2, 3),
+    "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "elu": F.elu, "elu of 2": lambda x: F.elu(x, 2.0), "celu": F.celu,
+    "celu of 2": lambda x: F.celu(x, 2.0), "selu": F.selu, "leaky_relu": F.leaky_relu, "rising leaky_relu": lambda x: F.leaky_relu(x, -0.5),
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish, "softplus": F.softplus,
+    "softplus of 2": lambda x: F.softplus(x, 2.0, 3.0), "softshrink": F.softshrink, "hardshrink": F.hardshrink, "softsign": F.softsign,
+    "logsigmoid": F.logsigmoid, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "threshold": lambda x: F.threshold(x, 1.0, 0.0),
+    "prelu": lambda x: F.prelu(x, torch.full((1,), 0.25, dtype=x.dtype)), "abs": torch.abs, "sign": torch.sign, "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "square": torch.square, "log": torch.log, "log1p": torch.log1p, "exp": torch.exp,
+    "expm1": torch.expm1, "sin": torch.sin, "asin": torch.asin, "acos": torch.acos, "atan": torch.atan, "acosh": torch.acosh,
+    "atanh": torch.atanh, "erf": torch.erf, "erfinv": torch.erfinv, "floor": torch.floor, "frac": torch.frac, "round": torch.round,
+    "logit": torch.logit, "logit with eps": lambda x: torch.logit(x, 0.1), "entr": torch.special.entr, "nan_to_num": torch.nan_to_num,
+    "clamp": lambda x: x.clamp(-1, 2), "clamp from below": lambda x: x.clamp(min=0.5), "clamp from above": lambda x: x.clamp(max=0.5),
+    "clamp by tensors": lambda x: x.clamp(torch.tensor(-1.0, dtype=x.dtype), torch.tensor(2.0, dtype=x.dtype)),
+    "square by pow": lambda x: x**2, "pow of 0": lambda x: x**0, "pow of 3": lambda x: x**3, "root by pow": lambda x: x**0.5,
+    "pow of -1": lambda x: x**-1, "pow of 1.5": lambda x: x**1.5, "power of 2": lambda x: 2**x, "fmod": lambda x: x.fmod(2.0),
+    "remainder": lambda x: x % 2.0, "xlogy": lambda x: torch.xlogy(x, x), "hypot": lambda x: torch.hypot(x, x.flip(0)),
+    "maximum": lambda x: torch.maximum(x, x.flip(0)), "minimum": lambda x: torch.minimum(x, x.flip(0)),
+    "fmax": lambda x: torch.fmax(x, x.flip(0)), "fmin": lambda x: torch.fmin(x, x.flip(0)), "quotient": lambda x: x / x.flip(0),
+    "product": lambda x: x * x.flip(0), "copysign": lambda x: torch.copysign(x, x.flip(0)), "logaddexp": lambda x: torch.logaddexp(x, x.flip(0)),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x.flip(0)), "where": lambda x: torch.where(x != 0, 1 / x, 0.0),
+}  # fmt: skip
+
+ROWS = (
+    [1.0, 2.0, 3.0], [2.0, 2.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [-0.0, 0.0, 1.0], [math.nan, 1.0, 2.0], [1.0, math.nan, math.nan],
+    [math.inf, 1.0, 2.0], [math.inf, math.inf, 1.0], [-math.inf, 1.0, 2.0], [-math.inf] * 3, [math.inf, -math.inf, 0.0],
+    [math.nan, math.inf, 0.0], [0.0, math.inf, 1.0], [1.0, 1.0, 1.0], [0.0, math.nan, 0.0],
+)  # fmt: skip
+OF_ROWS: dict[str, Function] = {
+    "sum": lambda x: x.sum(), "mean": lambda x: x.mean(-1), "amax": lambda x: x.amax(-1), "amin": lambda x: x.amin(-1), "max": lambda x: x.max(),
+    "min": lambda x: x.min(), "max of rows": lambda x: x.max(-1)[0], "min of rows": lambda x: x.min(-1)[0], "median": lambda x: x.median(),
+    "median of rows": lambda x: x.median(-1)[0], "nanmedian": lambda x: x.nanmedian(-1)[0], "nansum": lambda x: x.nansum(-1),
+    "nanmean": lambda x: x.nanmean(-1), "logsumexp": lambda x: x.logsumexp(-1), "softmax": lambda x: x.softmax(-1), "norm": lambda x: x.norm(dim=-1),
+    "norm of 1": lambda x: x.norm(1, dim=-1), "norm of inf": lambda x: x.norm(math.inf, dim=-1), "norm of 3": lambda x: x.norm(3, dim=-1),
+    "norm of 0": lambda x: x.norm(0, dim=-1), "norm of -inf": lambda x: x.norm(-math.inf, dim=-1), "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1), "cumsum": lambda x: x.cumsum(-1), "cumprod": lambda x: x.cumprod(-1), "cummax": lambda x: x.cummax(-1)[0],
+    "cummin": lambda x: x.cummin(-1)[0], "logcumsumexp": lambda x: x.logcumsumexp(-1), "sort": lambda x: x.sort(stable=True, dim=-1)[0],
+    "kthvalue": lambda x: x.kthvalue(2, -1)[0], "aminmax": lambda x: torch.stack(list(x.aminmax(dim=-1))), "max_pool": lambda x: F.max_pool1d(x[None], 2),
+    "normalize": lambda x: F.normalize(x, dim=-1), "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]), "cdist": lambda x: torch.cdist(x, x),
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, x.flip(0)), "huber": lambda x: F.huber_loss(x, x.flip(0)), "l1": lambda x: F.l1_loss(x, x.flip(0)),
+    "bce": lambda x: F.binary_cross_entropy_with_logits(x, x.flip(0)), "hinge": lambda x: F.hinge_embedding_loss(x, torch.ones_like(x)),
+}  # fmt: skip
+
+
+def both(function: Function, x: Tensor, tangent: float) -> tuple[Tensor, Tensor | None]:
+    x = x.clone().requires_grad_()
+    y = function(x)
+    if y.requires_grad:
+        y.backward(torch.full_like(y, tangent))
+    return y.detach(), x.grad
+
+
+def agree(function: Function, compiled: Function, x: Tensor, tangent: float) -> None:
+    (y, gradient), (expected, wanted) = both(compiled, x, tangent), both(function, x, tangent)
+    tolerance = {"rtol": 1e-4, "atol": 2e-6} if x.dtype == torch.float32 else {"rtol": 1e-7, "atol": 1e-13}
+    torch.testing.assert_close(y, expected, equal_nan=True, **tolerance)
+    torch.testing.assert_close(gradient, wanted, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", OF_ELEMENTS)
+def test_of_elements(name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor(VALUES, dtype=torch.float64).to(dtype).repeat_interleave(64)
+    compiled = fusewright.compile(OF_ELEMENTS[name])
+    for tangent in TANGENTS:
+        agree(OF_ELEMENTS[name], compiled, x, tangent)
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_of_rows(name: str) -> None:
+    compiled = fusewright.compile(OF_ROWS[name])
+    for row in ROWS:
+        for tangent in TANGENTS:
+            agree(OF_ROWS[name], compiled, torch.tensor([row, [1.0, 2.0, 4.0]]), tangent)
