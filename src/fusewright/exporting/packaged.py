@@ -44,6 +44,7 @@ from fusewright.exporting.program import (
     ProgramModule,
     laid_out,
 )
+from fusewright.exporting.subclasses import replaced
 from fusewright.process import PROCESS
 from fusewright.runtime import artifact
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, load_graph
@@ -278,9 +279,15 @@ class Package:
         return found
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Writes new values into the weights; all programs see them. Raises ProgramInputError, and changes nothing,
-        unless there is one of the same shape and dtype for every name."""
+        """Writes new values into the weights; all programs see them. A weight that was a tensor subclass is given as such,
+        or by its inner tensors. Raises ProgramInputError, and changes nothing, unless there is one of the same shape
+        and dtype for every name."""
         own = self.state_dict()
+        records: dict[str, Any] = {}
+        for name, entry in self._entries.items():
+            for weight, record in entry.program.graph_signature.subclasses.items():
+                records[weight if records.get(weight, record) == record else f"{name}.{weight}"] = record
+        state = replaced(state, records)
         wrong = sorted(own.keys() ^ state.keys())
         if wrong:
             raise ProgramInputError(f"missing or unknown weights: {', '.join(wrong[:8])}")
