@@ -36,7 +36,7 @@ OPEN = frozenset(
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
-OPEN_AT_ATEN_LEVEL = frozenset(["view_dtype_written"])
+OPEN_AT_ATEN_LEVEL: frozenset[str] = frozenset()
 
 
 def described(value: Any) -> Any:
