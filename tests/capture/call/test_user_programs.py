@@ -25,11 +25,11 @@ CALLS = 3
 OPEN = frozenset(
     """
     catch_warnings_read catch_warnings_record data_ptr_as_number data_store_of_another_type
-    dict_iterator_argument dict_view_argument dict_views_global enumerate_argument fork_rng generator_argument
+    dict_iterator_argument enumerate_argument fork_rng generator_argument
     generator_given inference_inside_then_grad
     iterator_argument lazy_module
     lazy_modules lru_cache_of_tensor module_backward_hook np_order_statistics
-    np_writes parameter_inside parameter_returned pickled random_branch random_choice random_range_of_nothing
+    np_writes parameter_inside parameter_returned random_branch random_choice random_range_of_nothing
     register_hook_then_write retain_grad rng_state saved_tensors_hooks seeded
     step_adafactor step_asgd step_radam step_radam_loop
     thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
