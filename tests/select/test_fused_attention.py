@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from fusewright.graph.passes.attention import short_attention
 from fusewright.loops.lower import lower
 from fusewright.operators.decompositions import flex_attention as written_out
 from fusewright.schedule import schedule
-from fusewright.schedule.plan import RunExtern
-from fusewright.select import fused_attention
+from fusewright.schedule.plan import Plan, RunExtern
+from fusewright.select import fused_attention, sites
 from tests.capture.call.test_flex_attention import MASKS, SCORE_MODS, operands
 from tests.loops.tracing import lowered, record
 from tests.select.product_programs import GPU
@@ -59,8 +60,21 @@ def repeated(heads: torch.Tensor) -> torch.Tensor:
     return heads[:, :, None].expand(-1, -1, 2, -1, -1).reshape(heads.shape[0], -1, *heads.shape[2:])
 
 
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    form = short_attention.FORMS[torch.ops.aten._scaled_dot_product_cudnn_attention.default]
+    monkeypatch.setitem(short_attention.FORMS, target, form._replace(device="cpu"))
+
+
+def planned(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Plan:
+    graph, constants = record(function, inputs)
+    for stage in (passes.PIPELINE, passes.ATTENTION):
+        graph = passes.run_passes(graph, stage, passes.PassContext())
+    return fused_attention.fused(schedule(lower(graph, constants), GPU), lambda kernel, buffers: True)
+
+
 @pytest.mark.parametrize("mask", ["none", "causal", "added", "nothing for some"])
-@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (9, 37), (40, 40), (24, 300)])
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (9, 37), (16, 5), (40, 40), (24, 300)])
 def test_short_attention(rows: int, columns: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library's operator over few queries is one kernel, which reads keys and values where they are."""
     if mask == "causal" and rows != columns:
@@ -76,16 +90,32 @@ def test_short_attention(rows: int, columns: int, mask: str, monkeypatch: pytest
         return made.transpose(1, 2).reshape(2, rows, -1)
 
     heads = [torch.randn(2, n, count, 24, dtype=dtype) for n, count in ((rows, 4), (columns, 2), (columns, 2))]
-    target = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    form = short_attention.FORMS[torch.ops.aten._scaled_dot_product_cudnn_attention.default]
-    monkeypatch.setitem(short_attention.FORMS, target, form._replace(device="cpu"))
-    graph, constants = record(attend, [*heads, given])
-    for stage in (passes.PIPELINE, passes.ATTENTION):
-        graph = passes.run_passes(graph, stage, passes.PassContext())
-    plan = fused_attention.fused(schedule(lower(graph, constants), GPU), lambda kernel, buffers: True)
+    as_on_a_gpu(monkeypatch)
+    plan = planned(attend, [*heads, given])
     (kernel,) = plan.kernels.values()
     assert kernel.product is not None and kernel.product.softmax is not None and len(plan.steps) == 1
     exact = attend(*(one.double() for one in (*heads, given)))
     (result,) = run_plan(plan, [*heads, given])
     error, usual = ((one.double() - exact).norm() for one in (result, attend(*heads, given)))
     assert error <= 1.5 * usual and result.dtype is dtype
+
+
+def test_halves_behind_loops_are_read_as_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pointwise kernel makes of halves is not stored as float32 for the scores; and the projection of values
+    takes no attention for the kernel that follows it."""
+
+    def attend(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        q, k, v = F.linear(x, w).view(2, 16, 3, 4, 24).permute(2, 0, 3, 1, 4)
+        q, k = q * 1.5, k.cos()
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 16, -1)
+
+    inputs = [torch.randn(2, 16, 64).half(), (torch.randn(288, 64) / 8).half()]
+    as_on_a_gpu(monkeypatch)
+    plan = planned(attend, inputs)
+    (kernel,) = (one for one in plan.kernels.values() if one.product is not None)
+    assert set(kernel.dtypes) == {torch.float16}
+    assert all(site.following < 0 or plan.kernels[plan.steps[site.following].kernel].product is None
+               for site in sites.find(plan))  # type: ignore[union-attr] # fmt: skip
+    exact = attend(*(one.double() for one in inputs))
+    error, usual = ((one.double() - exact).norm() for one in (run_plan(plan, inputs)[0], attend(*inputs)))
+    assert error <= 1.5 * usual

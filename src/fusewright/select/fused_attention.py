@@ -138,23 +138,33 @@ class _Found:
 
 def fused(plan: Plan, takes: Callable[[Kernel, Mapping[str, Buffer]], bool]) -> Plan:
     """The plan with a kernel for each attention on a GPU. takes: whether there is code for it."""
-    every = sites.find(plan)
+    every = sites.find(plan, least_inner=1)
     products = {site.result.name: site for site in every}
     used = prologues.uses(plan)
     gone: set[int] = set()
     chosen: list[_Found] = []
     for site in every:
         found = _found(plan, products, site, used, gone)
-        if found is None or not takes(found.kernel, plan.buffers):
+        if found is None:
+            continue
+        halves = prologues.narrowed(plan, filter(_is_widened, found.producers))
+        if not takes(found.kernel, plan.buffers | halves):
             continue
         gone.update(found.steps, (producer.step for producer in found.producers))
         chosen.append(found)
     if not chosen:
         return plan
     puts = [Replacement(found.steps, found.at, (found.kernel,)) for found in chosen]
-    return replacement.replaced(
-        plan, [*prologues.of_producers(plan, [one for found in chosen for one in found.producers]), *puts]
-    )
+    producers = [one for found in chosen for one in found.producers]
+    copies, widened = ([one for one in producers if _is_widened(one) is wanted] for wanted in (False, True))
+    return replacement.replaced(plan, [*prologues.of_producers(plan, copies, widened), *puts])
+
+
+def _is_widened(producer: Producer) -> bool:
+    """Whether what is stored are halves, as float32, of no other memory."""
+    value = producer.value
+    widened = isinstance(value, Apply) and value.op == "cast" and value.dtype is torch.float32
+    return widened and value.args[0].dtype in HALVES and copied(value) is None  # type: ignore[attr-defined]
 
 
 def _found(
@@ -224,7 +234,7 @@ def _joined(
         *prologues.producers(plan, inner, *taken),
         *(one for one in prologues.producers(plan, site, *taken) if one.side == "right"),
     )
-    producers = tuple(one for one in producers if copied(one.value) is not None)
+    producers = tuple(one for one in producers if copied(one.value) is not None or _is_widened(one))
     by_buffer = {one.buffer: one for one in producers}
     d = sizes.loop_symbol("d", inner.inner)
     renamed: dict[Expr, Expr] = {sites.inner_symbol(inner.inner): d}
@@ -276,10 +286,12 @@ def copied(value: Expression) -> Load | None:
 
 
 def read_operand(operand: Operand, by_buffer: dict[str, Producer], mapping: dict[Expr, Expr], k: Expr) -> Operand:
-    """The operand over other symbols, read from where it was copied from."""
+    """The operand over other symbols, read from where it was copied from, or as it was before it was widened."""
     producer = by_buffer.get(operand.buffer)
     load = None if producer is None else copied(producer.value)
     index, buffer, dtype = operand.outer + operand.inner, operand.buffer, operand.dtype
+    if producer is not None and _is_widened(producer):
+        dtype = producer.value.args[0].dtype  # type: ignore[attr-defined]
     if load is not None:
         index, buffer, dtype = load.index, load.buffer, load.dtype
     index = sizes.substitute(index, mapping)
@@ -338,3 +350,4 @@ def _checked(
     lines = tuple(dict.fromkeys((*rows.locations, *kernel.locations)))
     origins = tuple(dict.fromkeys((*rows.origins, *kernel.origins)))
     return _Found(tuple(steps), last, replace(kernel, locations=lines, origins=origins), producers)
+

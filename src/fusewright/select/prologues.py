@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fusewright.base.records import dataclass, replace
 from fusewright.base.thresholds import MOST_PROLOGUE_NODES
-from fusewright.loops.ir import Expression, Store
+from fusewright.loops.ir import Apply, Buffer, Expression, LocalValue, Store
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Reduce, RunKernel, Stage, roots
 from fusewright.select.replacement import Replacement, is_private, touched
@@ -157,15 +157,47 @@ def without(kernel: Kernel, dropped: Collection[str], name: str = "") -> Kernel 
     )
 
 
-def of_producers(plan: Plan, chosen: Iterable[Producer]) -> list[Replacement]:
-    """What is left of the producers' kernels, in their places, once products compute these buffers themselves."""
+def narrowed(plan: Plan, widened: Iterable[Producer]) -> dict[str, Buffer]:
+    """The buffers that these store, as halves."""
+    return {
+        one.buffer: replace(plan.buffers[one.buffer], dtype=one.value.args[0].dtype)  # type: ignore[attr-defined]
+        for one in widened
+    }
+
+
+def _storing(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Kernel:
+    """The pointwise kernel that stores halves in these, where it widened them."""
+    (stage,) = kernel.stages
+    known: dict[str, Expression] = {}
+    statements = []
+    for statement in stage.statements:
+        if isinstance(statement, Define):
+            known[statement.local] = statement.value
+        elif isinstance(statement, Store) and statement.buffer in buffers:
+            value = statement.value
+            value = known.get(value.name, value) if isinstance(value, LocalValue) else value
+            assert isinstance(value, Apply) and value.op == "cast"
+            statement = replace(statement, value=value.args[0])
+        statements.append(statement)
+    dtypes = (buffers[name].dtype if name in buffers else dtype for name, dtype in zip(kernel.buffers, kernel.dtypes))
+    return replace(kernel, stages=(replace(stage, statements=tuple(statements)),), dtypes=tuple(dtypes), inplace=())
+
+
+def of_producers(
+    plan: Plan, chosen: Sequence[Producer], widened: Sequence[Producer] = ()
+) -> list[Replacement]:
+    """What is left of the producers' kernels, in their places, once products compute the chosen ones' buffers
+    themselves, and read the others as halves."""
     dropped: dict[int, set[str]] = {}
-    for producer in chosen:
+    halves = narrowed(plan, widened)
+    for producer in (*chosen, *widened):
         dropped.setdefault(producer.step, set()).add(producer.buffer)
     found = []
     for number, buffers in dropped.items():
         step = plan.steps[number]
         assert isinstance(step, RunKernel)
-        rest = without(plan.kernels[step.kernel], buffers)
-        found.append(Replacement((number,), number, () if rest is None else (rest,)))
+        kernel = plan.kernels[step.kernel]
+        stored = {name: halves[name] for name in buffers if name in halves}
+        rest = without(_storing(kernel, stored), buffers - stored.keys())
+        found.append(Replacement((number,), number, () if rest is None else (rest,), tuple(stored.values())))
     return found

@@ -21,9 +21,11 @@ import torch.fx
 from fusewright.base.records import dataclass
 from fusewright.base.thresholds import (
     LEAST_GPU_QUERIES,
-    MOST_SHORT_GPU_KEYS,
-    MOST_SHORT_GPU_QUERIES,
+    MOST_GPU_KEYS,
+    MOST_GPU_QUERIES,
+    MOST_GPU_WORK,
     MOST_SHORT_WORK,
+    MOST_WHOLE_KEYS,
 )
 from fusewright.graph.builder import Builder, replacing
 from fusewright.graph.passes.context import PassContext
@@ -33,8 +35,10 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 
 HALVES = (torch.bfloat16, torch.float16)
-LEAST_KEYS, MOST_FEATURES = 16, 256
-"""Keys (and features) that a generated product takes at least, and features at most."""
+LEAST_FEATURES, MOST_FEATURES = 16, 256
+"""That a generated product takes."""
+LEAST_BLOCK = 16
+"""Queries that a kernel's program computes at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +122,10 @@ def _suits_products(attention: _Attention) -> bool:
     fits = (key.shape[0], key.shape[3]) == (batch, features) and value.shape[:3] == key.shape[:3]
     fits = fits and heads % groups == 0 and not (attention.causal and rows != columns)
     widths: Any = (features, value.shape[3])
-    few = rows <= MOST_SHORT_GPU_QUERIES and LEAST_KEYS <= columns <= MOST_SHORT_GPU_KEYS
-    enough = batch * heads * rows >= LEAST_GPU_QUERIES and all(LEAST_KEYS <= one <= MOST_FEATURES for one in widths)
-    return fits and few and enough and query.dtype in HALVES
+    fits = fits and all(LEAST_FEATURES <= one <= MOST_FEATURES for one in widths)
+    work = batch * heads * max(rows, LEAST_BLOCK) * columns * features
+    whole = columns <= MOST_WHOLE_KEYS or (batch * heads * rows >= LEAST_GPU_QUERIES and columns <= MOST_GPU_KEYS)
+    return fits and whole and rows <= MOST_GPU_QUERIES and work <= MOST_GPU_WORK and query.dtype in HALVES
 
 
 def _write_out(build: Builder, node: Node, form: Form) -> None:
