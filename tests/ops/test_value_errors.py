@@ -20,6 +20,19 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "dimension of softmax": (lambda x: F.softmax(x, 9), (torch.ones(2, 3),)),
     "dimension of log_softmax": (lambda x: F.log_softmax(x, -4), (torch.ones(2, 3),)),
     "empty range": (lambda x: x.random_(5, 3), (torch.ones(3),)),
+    "hardswish of integers": (F.hardswish, (torch.ones(3, dtype=torch.int64),)),
+    "logsigmoid of integers": (F.logsigmoid, (torch.ones(3, dtype=torch.uint8),)),
+    "complex of integers": (torch.complex, (torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))),
+    "complex of two types": (torch.complex, (torch.ones(3), torch.ones(3).half())),
+    "softmax of integers": (lambda x: F.softmax(x, 0), (torch.ones(3, dtype=torch.int64),)),
+    "batch norm of integers": (
+        lambda x, *rest: torch.ops.aten._native_batch_norm_legit(x, *rest, False, 0.5, 1e-5),
+        (torch.ones(2, 3, dtype=torch.uint8), *torch.ones(4, 3)),
+    ),
+    "batch norm by integers": (
+        lambda x, *rest: torch.ops.aten._native_batch_norm_legit(x, *rest, True, 0.5, 1e-5),
+        (torch.ones(2, 3), torch.ones(3, dtype=torch.int64), *torch.ones(3, 3)),
+    ),
 }
 
 

@@ -134,6 +134,8 @@ def index_value(index: Dim) -> Expression:
 def apply(op: str, *args: Expression, dtype: torch.dtype) -> Apply:
     if op not in OPERATIONS:
         raise ValueError(f"unknown loop operation {op!r}")
+    if op in OF_FLOATS and not dtype.is_floating_point:
+        raise TypeError(f"{op} of {dtype}: code generation has it for floats only")
     return _intern(("apply", op, args, dtype), lambda: Apply(dtype, op, args))
 
 
@@ -181,6 +183,11 @@ OPERATIONS: dict[str, int] = {
     "floor": 1, "ceil": 1, "round": 1, "trunc": 1, "frac": 1,
     "isnan": 1, "isinf": 1, "isfinite": 1, "signbit": 1, "copysign": 2, "hypot": 2, "nextafter": 2,
 }  # fmt: skip
+OF_FLOATS = frozenset(
+    """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan atan2 sinh cosh tanh asinh
+    acosh atanh sigmoid erf erfc erfinv lgamma digamma copysign hypot nextafter""".split()
+)
+"""Operations whose results are floats."""
 
 # --- statements and operations --------------------------------------------------------------------------------------
 

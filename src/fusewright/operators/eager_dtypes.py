@@ -59,7 +59,8 @@ def _is_asked(func: OpOverload) -> bool:
     return elementwise or torch.Tag.reduction in tags or func in _OTHERS
 
 
-# Losses go over their operands as pointwise operators do, and then reduce; the others go along a dimension.
+# Losses go over their operands as pointwise operators do, and then reduce; others go along a dimension, or are
+# pointwise without being tagged so.
 _OTHERS = frozenset(
     getattr(torch.ops.aten, name).default
     for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
@@ -68,7 +69,12 @@ _OTHERS = frozenset(
     getattr(torch.ops.aten, name).default
     for name in """cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
         upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-        upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d""".split()
+        upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d hardswish hardswish_
+        hardswish_backward hardsigmoid_backward hardtanh_backward hardshrink_backward softshrink_backward
+        softplus_backward mish_backward elu_backward leaky_relu_backward log_sigmoid_forward log_sigmoid_backward
+        _prelu_kernel _prelu_kernel_backward complex polar _softmax _log_softmax _softmax_backward_data
+        _log_softmax_backward_data binary_cross_entropy_with_logits native_batch_norm _native_batch_norm_legit
+        _native_batch_norm_legit_no_training _native_batch_norm_legit_functional native_batch_norm_backward""".split()
 }
 
 
