@@ -123,7 +123,7 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
     Py_ssize_t n_args = PyVectorcall_NARGS(nargsf);
     PyObject *result = nullptr;
     // The caller's reference to `self` need not outlive the call (a compiled function may replace itself).
-    Py_INCREF(object);
+    Held alive(Py_NewRef(object));
     int done;
     if (self->plain && kwnames == nullptr && n_args == self->positional) {
         done = run_cache(object, self->function, args, n_args, &result);
@@ -137,17 +137,17 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
             locals = large.data();
         }
         std::fill_n(locals, n, nullptr);
+        Finally given_back{[&] {
+            for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(locals[i]);
+        }};
         if (bind(self, args, n_args, kwnames, locals)) {
             done = run_cache(object, self->function, locals, n, &result);
         } else {
             PyErr_Clear();  // the function itself raises CPython's own error
             done = 0;
         }
-        for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(locals[i]);
     }
-    if (!done) result = run_eagerly(self, args, nargsf, kwnames);
-    Py_DECREF(object);
-    return result;
+    return done ? result : run_eagerly(self, args, nargsf, kwnames);
 }
 
 // What functools.update_wrapper would set, so that the compiled function reads like the function.

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusewright.base.signals import memory_was_short
 from fusewright.operators.schema import functional_form
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType
@@ -92,9 +93,11 @@ def _answer(
         warnings.simplefilter("ignore")
         try:
             return _dtypes(func(*map(_made, args), **{name: _made(value) for name, value in kwargs}))
-        except (MemoryError, RecursionError):  # of this moment, not of the question
+        except RecursionError:  # of this moment, not of the question
             raise
         except Exception as error:
+            if memory_was_short(error):
+                raise MemoryError(str(error)) from error
             return f"{type(error).__name__}: {error}"
 
 
