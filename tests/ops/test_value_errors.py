@@ -19,6 +19,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "constant class too large": (lambda x: F.one_hot(torch.tensor([1, 4]), 3) + x, (torch.ones(1),)),
     "dimension of softmax": (lambda x: F.softmax(x, 9), (torch.ones(2, 3),)),
     "dimension of log_softmax": (lambda x: F.log_softmax(x, -4), (torch.ones(2, 3),)),
+    "complex of two dtypes": (torch.complex, (torch.ones(4), torch.ones(4, dtype=torch.float64))),
+    "complex of bfloat16": (torch.complex, (torch.ones(4).bfloat16(), torch.ones(4).bfloat16())),
+    "cat into its operand": (lambda x, y: torch.cat([x[:0], y], out=y), (torch.ones(4), torch.ones(4))),
     "empty range": (lambda x: x.random_(5, 3), (torch.ones(3),)),
 }
 
