@@ -109,7 +109,7 @@ PyObject *call_over(CompiledFunction *self, PyObject *function, PyObject *const 
     Py_ssize_t n_args = PyVectorcall_NARGS(nargsf);
     PyObject *result = nullptr;
     // The caller's reference to `self` need not outlive the call (a compiled function may replace itself).
-    Py_INCREF(object);
+    Held alive(Py_NewRef(object));
     int done;
     if (self->plain && kwnames == nullptr && n_args == self->positional) {
         done = run_cache(object, function, args, n_args, &result);
@@ -123,17 +123,17 @@ PyObject *call_over(CompiledFunction *self, PyObject *function, PyObject *const 
             locals = large.data();
         }
         std::fill_n(locals, n, nullptr);
+        Finally given_back{[&] {
+            for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(locals[i]);
+        }};
         if (bind(self, reinterpret_cast<PyFunctionObject *>(function), args, n_args, kwnames, locals)) {
             done = run_cache(object, function, locals, n, &result);
         } else {
             PyErr_Clear();  // the function itself raises CPython's own error
             done = 0;
         }
-        for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(locals[i]);
     }
-    if (!done) result = run_eagerly(self, function, args, nargsf, kwnames);
-    Py_DECREF(object);
-    return result;
+    return done ? result : run_eagerly(self, function, args, nargsf, kwnames);
 }
 
 PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames) {

@@ -251,6 +251,7 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
         }
         case StepKind::Python: {
             PythonStep python;
+            make_room(p->pythons);
             if (!read_python(r, limits, &python)) return false;
             python.collective =
                 python.name.rfind("_c10d_functional::", 0) == 0 || python.name.rfind("fusewright_c10d::", 0) == 0;
@@ -313,6 +314,7 @@ bool read_output(PyObject *tuple, const Limits &limits, Program *p) {
         SlotKind kind = p->slots[output.slot].kind;
         if (kind == SlotKind::Arena || kind == SlotKind::Window || kind == SlotKind::Alias) r.fail("temporary memory cannot be an output");
     }
+    make_room(p->outputs);
     Py_INCREF(output.value);
     p->outputs.push_back(output);
     return r.ok();

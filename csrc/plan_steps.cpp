@@ -273,6 +273,7 @@ bool Runner::aligned_copy(int32_t slot, void **pointer) {
     const Slot &s = p.slots[slot];
     int64_t span = 1, one = 1;
     for (int32_t i = 0; i < s.ndim; i++) span += (v[s.sizes + i] - 1) * v[s.strides + i];
+    make_room(copies_);
     Handle flat = nullptr, copy = nullptr;
     follows_ = false;
     bool ok = (s.kind == SlotKind::Input || s.kind == SlotKind::Constant) &&

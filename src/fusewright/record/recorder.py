@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from fusewright.base.location import Location
 from fusewright.base.records import replace
-from fusewright.base.signals import GraphBreak, Retry, Signal
+from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
 from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import eager_dtypes, shape_rules, size_checks
@@ -314,7 +314,7 @@ class Recorder:
         except Signal:
             raise
         except Exception as error:
-            raise GraphBreak("operator-failed", f"{_name(fn)}: {type(error).__name__}: {error}") from error
+            raise untraced(_name(fn), error) from error
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
@@ -542,7 +542,7 @@ class Recorder:
         except (Signal, MetadataChanged):
             raise
         except Exception as error:
-            raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
+            raise untraced(func, error) from error
         disagreement = eager_dtypes.disagreement(func, args, kwargs, found)
         if disagreement:
             raise GraphBreak("operator-failed", f"{func}: {disagreement}")
