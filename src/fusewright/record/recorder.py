@@ -348,8 +348,8 @@ class Recorder:
             # Views have a history here too. Not func.decompose: PyTorch's Python versions are slow and import sympy.
             with _RecordingMode(self), torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        if self.data_shapes and data_sizes.records(func, args):
-            return data_sizes.record(self, func, args, kwargs)
+        if self.data_shapes and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:
+            return found
         if self.symbolic:
             args, kwargs = scalar_operands.with_fixed_numbers(func, args, kwargs)
         of_unknown_shape = self._types_of_unknown_shape(func, args, kwargs)

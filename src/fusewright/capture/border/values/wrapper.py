@@ -29,6 +29,7 @@ from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Sou
 from fusewright.record import apart
 from fusewright.record.apart import Apart, Form, Makeup, Together
 from fusewright.record.traced_tensor import TracedTensor, with_history
+from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -103,18 +104,19 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     known = None if isinstance(real, torch.nn.Parameter) else apart.kept(own)
     world.guard("TYPE", source, type(real))
     world.guard("CALL", source, _IsStill(real) if known is None else _IsAlike(real, known))
+    layout = apart.layout_of(real)
     if apart.is_distributed(type(real)):
         _note_distributed(world, real)
     attributes = object.__getattribute__(real, "__dict__")
     parts: list[Any] = []
-    linked: list[torch.Tensor] = [] if form is None else [_carrier(world, real, source, form)]
+    linked: list[torch.Tensor] = []
     for index, (name, part) in enumerate(inner.items(), 1):
         where = Item(InstanceDict(source), name) if attributes.get(name) is part else Attribute(source, name)
         inside = world.load(part, where)
         if not (world.recorder_owns(inside) or is_wrapper(inside)):
             raise GraphBreak(CODE, f"{what} has a part {name!r} that is no tensor")
-        if any(type(size) is not int for size in inside.shape):
-            raise GraphBreak(CODE, f"{what} has a part {name!r} of symbolic size")
+        if any(type(size) is not int for size in inside.shape) and known is None:
+            raise GraphBreak(CODE, f"{what}, a parameter, has a part {name!r} of symbolic size")
         parts.append(inside)
         if form is not None and apart.carries_gradient(inside):
             linked.append(_linked(world, inside, where, WrappedPart(source, form, index)))
@@ -122,10 +124,15 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     for name, value in attributes.items():
         if name not in inner and not any(value is one for one in held if known is not None):
             _guard_attribute(world, value, Item(InstanceDict(source), name))
-    size, stride = apart.layout_of(real)
+    if known is not None:
+        laid_out = _LaidOut(own.names, layout, list(inner.values()), parts)
+        world.guard("CALL", source, laid_out)
+        layout = laid_out.of(parts)
+    if form is not None:
+        linked.insert(0, _carrier(world, real, source, form, layout[0]))
 
     def make() -> torch.Tensor:
-        return own.make(parts, size, stride)
+        return own.make(parts, *layout)
 
     made = unwatched(make) if form is None else _together(world, make, form, parts, linked)
     if type(made) is not type(real) or made.requires_grad != (form is not None):
@@ -144,11 +151,12 @@ def taken_apart(real: Any, what: str) -> Makeup:
         raise GraphBreak(CODE, f"{what} cannot be taken apart ({error.exception})") from None
 
 
-def _carrier(world: World, real: torch.Tensor, source: Source, form: Form) -> torch.Tensor:
+def _carrier(world: World, real: torch.Tensor, source: Source, form: Form, size: Any) -> torch.Tensor:
     """The input that a gradient without parts is the gradient of."""
     world.repeats.enabled = False
     world.recorder.wrapped = True
-    traced = world.recorder.input(apart.carrier(real), "carrier", requires_grad=True)
+    symbolic = {axis: dim_of(one) for axis, one in enumerate(size) if type(one) is not int}
+    traced = world.recorder.input(apart.carrier(real), "carrier", symbolic, requires_grad=True)
     world.input_sources.append(WrappedPart(source, form, 0))
     return traced  # type: ignore[no-any-return]
 
@@ -280,22 +288,54 @@ class _IsStill:
 
 
 class _IsAlike:
-    """Guard callable: a tensor of the same class, context and layout."""
+    """Guard callable: a tensor of the same class and context."""
 
-    __slots__ = ("known", "layout", "requires_grad")
+    __slots__ = ("known", "requires_grad")
 
     def __init__(self, real: torch.Tensor, known: Makeup) -> None:
-        self.known, self.layout, self.requires_grad = known, apart.layout_of(real), real.requires_grad
+        self.known, self.requires_grad = known, real.requires_grad
 
     def __call__(self, subject: Any) -> bool:
-        return (
-            apart.makeup(subject) == self.known
-            and apart.layout_of(subject) == self.layout
-            and subject.requires_grad == self.requires_grad
-        )
+        return apart.makeup(subject) == self.known and bool(subject.requires_grad == self.requires_grad)
 
     def __repr__(self) -> str:
         return f"is a {self.known.kind.__qualname__} of context {self.known.context!r}"  # type: ignore[union-attr]
+
+
+class _LaidOut:
+    """Guard callable: a tensor whose sizes and strides are what they were, or those of its parts that vary."""
+
+    __slots__ = ("layout", "names")
+
+    def __init__(self, names: tuple[str, ...], layout: Any, inner: list[torch.Tensor], parts: list[Any]) -> None:
+        """layout: of the real tensor, which `inner` are the parts of; parts: what stands for them."""
+        self.names = names
+        self.layout = tuple(
+            tuple(_found(axis, value, len(of), reads, inner, parts) for axis, value in enumerate(of))
+            for of, reads in zip(layout, (torch.Tensor.size, torch.Tensor.stride))
+        )
+
+    def of(self, parts: list[Any]) -> tuple[tuple[Any, ...], ...]:
+        """The sizes and strides of a tensor with these parts."""
+        return tuple(
+            tuple(reads(parts[value[0]])[value[1]] if isinstance(value, tuple) else value for value in of)
+            for of, reads in zip(self.layout, (torch.Tensor.size, torch.Tensor.stride))
+        )
+
+    def __call__(self, subject: Any) -> bool:
+        size, stride = apart.layout_of(subject)
+        return (tuple(size), tuple(stride)) == self.of(apart.parts_of(subject, self.names))
+
+    def __repr__(self) -> str:
+        return f"has sizes and strides {self.layout}"
+
+
+def _found(axis: int, value: int, ndim: int, reads: Any, inner: list[torch.Tensor], parts: list[Any]) -> Any:
+    """(the part that varies and has this size or stride, its axis), or the number."""
+    for place, (real, inside) in enumerate(zip(inner, parts)):
+        if real.ndim == ndim and reads(real)[axis] == value and type(reads(inside)[axis]) is not int:
+            return place, axis
+    return value
 
 
 def _guard_attribute(world: World, value: Any, source: Source) -> None:
