@@ -4,7 +4,7 @@
                                    [--peers ours,theirs]
 
 Each program runs in a process of its own, once under `fusewright.compile` (native backend) and once under `torch.compile(backend="eager")`,
-which captures as its default backend does. Three calls each; graph breaks are counted over all of them. A program that trains runs in float64,
+which captures as its default backend does, where ours breaks. Three calls each; graph breaks are counted over all of them. A program that trains runs in float64,
 since a gradient near zero is nothing but rounding in float32 (unless the library does not run in float64). A program that cannot be made (its
 library is missing, or does not load) is named with the reason, and counts nowhere. Programs that are not asked for keep the rows that FILE has
 of them, so that a table may be made in parts. The libraries are no part of our environment: install them beside it.
@@ -204,7 +204,8 @@ def row(name: str, seconds: int, peers: list[str]) -> dict[str, Any]:
     record = {"library": program.library, "program": name, "kind": "training" if program.training else "inference"}
     if "unmade" in ours:
         return {**record, "unmade": ours["unmade"]}
-    theirs = run(name, "theirs", seconds) if "theirs" in peers else {"error": "not run"}
+    asked = "theirs" in peers and (ours.get("error") or ours["breaks"])  # what has no break cannot have more
+    theirs = run(name, "theirs", seconds) if asked else {}
     return {
         **record,
         "breaks": sum(CONSEQUENCE not in cause for cause in ours.get("breaks", ())),
@@ -220,7 +221,7 @@ def row(name: str, seconds: int, peers: list[str]) -> dict[str, Any]:
 
 
 def no_more(record: dict[str, Any]) -> bool:
-    """Whether a program has no more breaks than torch.compile, which may have failed."""
+    """Whether a program has no more breaks than torch.compile, which may have failed, and is asked only about what breaks."""
     return not record["error"] and (record["theirs"] is None or record["breaks"] <= record["theirs"])
 
 
@@ -243,7 +244,7 @@ def page(records: list[dict[str, Any]]) -> str:
         "",
         '*Breaks*: functions that break or are left to eager, once for each version, in three calls; ours, and those that',
         '`torch.compile(backend="eager")` logs; *failed* where it raised an error or took too long. A loop that breaks is cut between its turns too,',
-        "where torch.compile leaves its function to eager; that is not counted. *Difference*: the largest ||compiled - eager|| / ||eager|| over results, and gradients in training; equal up to",
+        "where torch.compile leaves its function to eager; that is not counted. torch.compile is asked where ours breaks. *Difference*: the largest ||compiled - eager|| / ||eager|| over results, and gradients in training; equal up to",
         " or ".join(f"{most:g} in {dtype}" for dtype, most in TOLERANCES.items()) + ". Training is in float64 where the library can.",
         "*Speed*: eager's time over ours, medians of calls in turn, one thread; small programs, so mostly what a call costs.",
         "",
@@ -251,7 +252,7 @@ def page(records: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for record in ran:
-        theirs = "failed" if record["theirs"] is None else record["theirs"]
+        theirs = "failed" if record["their error"] else record["theirs"] if record["theirs"] is not None else ""
         error = record["difference"]
         cells = [
             record["library"],

@@ -108,7 +108,7 @@ def _of_environment(fn: Callable[..., Any]) -> Row:
         if kwargs or not args or not all(type(value) is str for value in args):
             raise GraphBreak("untraceable-call", f"{fn.__module__}.{fn.__qualname__} of something that is no constant")
         world = tracer.world
-        value = native(fn, *args)
+        value = unwatched(fn, *args)
         world.guard_answer(_search_path, (), _search_path())
         loaded = sys.modules.get(args[0])
         world.guard_answer(sys.modules.get, (args[0],), loaded, identical=True)
