@@ -192,7 +192,7 @@ def compiled(
     where the general one is not for them. sizes: of the example, by symbol; archs: of GPUs, where it is on one."""
     if not standalone:
         return _versions(program, target, sizes, options, name, archs)
-    options = {**(options or {}), "pack_weights": False, "library_products": False}
+    options = {**(options or {}), "pack_weights": False, "library_products": False, "vector_functions": False}
     if any("type" not in node.meta for node in program.graph.nodes if node.op != "output"):  # it was loaded
         program = decomposed(program, lambda node: node.target)  # type: ignore[arg-type, return-value]
     by_memory = any(node.target in BY_MEMORY for node in program.graph.nodes)
