@@ -72,7 +72,7 @@ def test_weights_that_wrap_tensors_are_stored_as_these_and_replaced(standalone, 
     again = fusewright.load(tmp_path / "program.fwx")
     assert set(again.state_dict) == names and type(again.state_dict["0.weight.inner"]) is torch.Tensor
     torch.testing.assert_close(again.module()(x), model(x), rtol=0, atol=0)
-    fusewright.package(again, tmp_path / "model.fwp", standalone=standalone)
+    fusewright.package(again.run_decompositions(), tmp_path / "model.fwp", standalone=standalone)
     run = fusewright.load_package(tmp_path / "model.fwp")
     for size in (1, 3, 9):
         x = torch.randn(size, 8)

@@ -103,6 +103,7 @@ def decomposed(
     made = _export(module, args, kwargs, None, dims)
     for record, own in zip(made.graph_signature.leaves, program.graph_signature.leaves, strict=True):
         record["name"] = own["name"]  # the module's arguments have no names
+    made.graph_signature.subclasses = program.graph_signature.subclasses  # the module has their inner tensors
     return made
 
 
