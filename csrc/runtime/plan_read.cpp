@@ -339,8 +339,11 @@ void CallPlan::load_code(Bytes data, const std::vector<std::string> &keys) {
     try {
         bool uses_torch = calls_library_;
         object_code::Loader loader(data.data, data.size, [uses_torch](const char *name, uint64_t *address) {
+            static void *const mathematics = dlopen("libm.so.6", RTLD_NOW);  // a part of the C library of its own
             void *found = dlsym(RTLD_DEFAULT, name);
-            if (found == nullptr && uses_torch) found = torch().function(name);
+            if (found == nullptr && mathematics != nullptr) found = dlsym(mathematics, name);
+            // Packages that are not standalone call vector functions, which libtorch has.
+            if (found == nullptr && (uses_torch || std::strncmp(name, "Sleef_", 6) == 0)) found = torch().function(name);
             *address = reinterpret_cast<uint64_t>(found);
             return true;
         });

@@ -64,7 +64,25 @@ class Encoder(nn.Module):
         return x, x.mean(1).argmax(-1)
 
 
+class Functions(nn.Module):
+    """Each elementary function, in both precisions: none may be a library's."""
+
+    def forward(self, x):
+        results = []
+        for y in (x, x.double()):
+            inside, positive = y.clamp(-0.99, 0.99), y.abs() + 1.01
+            results += [
+                y.sin() + y.cos() + y.tan() + y.sinh() + y.cosh() + y.tanh(),
+                inside.asin() + inside.acos() + inside.atanh() + y.atan() + y.asinh() + positive.acosh(),
+                y.exp() + y.exp2() + y.expm1() + y.sigmoid() + y.erf() + y.erfc(),
+                positive.log() + positive.log2() + positive.log10() + positive.log1p() + positive.lgamma(),
+                torch.atan2(y, positive) + positive.pow(y) + torch.hypot(y, positive) + torch.fmod(y, positive),
+            ]
+        return tuple(results)
+
+
 MODELS = {
+    "functions": (Functions, lambda size: torch.randn(size, 37)),
     "layers": (Layers, lambda size: torch.randn(size, 64)),
     "images": (Images, lambda size: torch.randn(size, 3, 16, 16)),
     "encoder": (Encoder, lambda size: torch.randint(0, 50, (size, 16))),

@@ -103,6 +103,7 @@ def decomposed(
     made = _export(module, args, kwargs, None, dims)
     for record, own in zip(made.graph_signature.leaves, program.graph_signature.leaves, strict=True):
         record["name"] = own["name"]  # the module's arguments have no names
+    made.graph_signature.subclasses = program.graph_signature.subclasses  # the module has their inner tensors
     return made
 
 
@@ -191,11 +192,11 @@ class _Building:
         self.subclasses: dict[str, Any] = {}
         if isinstance(model, torch.nn.Module):
             persistent = set(model.state_dict(keep_vars=True))
-            for name, value in model.named_parameters(remove_duplicate=False):
-                self._hold(name, value, True)
-            for name, value in model.named_buffers(remove_duplicate=False):
+            for name, parameter in model.named_parameters(remove_duplicate=False):
+                self._hold(name, parameter, True)
+            for name, buffer in model.named_buffers(remove_duplicate=False):
                 self.buffers[name] = name in persistent
-                self._hold(name, value, name in persistent)
+                self._hold(name, buffer, name in persistent)
         self.names: dict[int, str] = {}
         for name, value in self.state.items():
             self.names.setdefault(id(value), name)
