@@ -56,6 +56,7 @@ class ModuleCaller:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
+        forward: Any
         entry = type(module).__call__
         # whose __call__ adds error reports
         plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)

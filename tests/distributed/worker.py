@@ -29,6 +29,7 @@ from tests.distributed.models import MODELS
 from tests.distributed.parallel import ON_CPUS_ONLY, ON_GPUS_ONLY, PARALLEL
 from tests.distributed.states import STATES, check
 from tests.distributed.tensors import PROGRAMS, Program
+from tests.distributed.wrapped import WRAPPED
 
 BACKENDS = ("native", "eager", "aot_eager")
 device = torch.device("cpu")
@@ -147,7 +148,7 @@ def main(rank: int, size: int, store: str, out: str, only: str = "", kind: str =
     for name, state in STATES.items():
         if only in name:
             run(report, name, check, state)
-    for name, (make, form, sizes) in (MODELS | PARALLEL).items():
+    for name, (make, form, sizes) in (MODELS | PARALLEL | WRAPPED).items():
         if size in sizes and only in name and name not in (ON_GPUS_ONLY if kind == "cpu" else ON_CPUS_ONLY):
             run(report, name, check_model, make, form)
     dist.barrier()
