@@ -209,7 +209,7 @@ all queries by keys. In bfloat16, us of the library and of ours: 1x16 heads of 1
 16x1024x128: 18.0 and 12.5; 4x16 of 64x64x64: 6.3 and 2.8; 8x16 of 200x200x64: 11.5 and 9.1; 16x12 of 256x256x64: 13.8
 and 16.0. Machine: H100, torch 2.11, 20 calls in a CUDA graph; 2026-11-25."""
 
-MOST_WHOLE_KEYS, LEAST_QUERIES = 512, 72
+MOST_WHOLE_KEYS, LEAST_GPU_QUERIES = 512, 72
 """Decides: the same. Of more keys, a softmax of fewer rows (queries of all heads) is cut into parts."""
 
 

@@ -153,7 +153,8 @@ def answer_all(
             tuner.request(open_[requested].candidates)
             requested += 1
         calls, refused = tuner.prepare(question)
-        winner, times = question.candidates[0].name, {}
+        winner = question.candidates[0].name
+        times: dict[str, float] = {}
         if len(calls) > 1:
             winner, times = quickest(calls, tuner.measure, question.delay)
         answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))

@@ -49,8 +49,9 @@ def generate(
         scalars = _scalars(kernel, buffers)
         wide = _is_wide(kernel, buffers)
         aligned = tuple(_is_aligned(buffers[name]) for name in kernel.buffers)
+        fetches = kernel.product is not None and processor.arch >= DEPENDENT_ARCH
         given = frozenset(
-            name for name in (kernel.buffers if kernel.product is not None else ())
+            name for name in (kernel.buffers if fetches else ())
             if name not in kernel.written and buffers[name].role in ("input", "constant")
         )  # fmt: skip
         tile = tiles.get(kernel.name)

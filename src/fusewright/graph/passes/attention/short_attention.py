@@ -20,7 +20,7 @@ import torch.fx
 
 from fusewright.base.records import dataclass
 from fusewright.base.thresholds import (
-    LEAST_QUERIES,
+    LEAST_GPU_QUERIES,
     MOST_GPU_KEYS,
     MOST_GPU_QUERIES,
     MOST_GPU_WORK,
@@ -124,7 +124,7 @@ def _suits_products(attention: _Attention) -> bool:
     widths: Any = (features, value.shape[3])
     fits = fits and all(LEAST_FEATURES <= one <= MOST_FEATURES for one in widths)
     work = batch * heads * max(rows, LEAST_BLOCK) * columns * features
-    whole = columns <= MOST_WHOLE_KEYS or (batch * heads * rows >= LEAST_QUERIES and columns <= MOST_GPU_KEYS)
+    whole = columns <= MOST_WHOLE_KEYS or (batch * heads * rows >= LEAST_GPU_QUERIES and columns <= MOST_GPU_KEYS)
     return fits and whole and rows <= MOST_GPU_QUERIES and work <= MOST_GPU_WORK and query.dtype in HALVES
 
 
