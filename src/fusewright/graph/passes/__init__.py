@@ -67,7 +67,7 @@ PRECISION: list[tuple[Pass, str]] = [
 ]
 
 ATTENTION: list[tuple[Pass, str]] = [
-    (short_attention, "Writes out attention of few queries and keys as loops."),
+    (short_attention, "Writes out attention of few queries and keys: as loops on a CPU, as products on a GPU."),
     (cse, "Makes once what several layers have in common."),
 ]
 

@@ -4,9 +4,9 @@ Takes and gives a functional graph of training. On a GPU, where scores are produ
 row the logarithm of its sum of exponentials: the backward computes scores again, and what the probabilities' gradients
 sum to along a row is the product of the result with its gradient. So nothing as large as the scores lies between the
 halves, and `select/chained_products.py` finds products whose operands are expressions of other products.
-Always holds: scores and exponentials are float32; operands of products are rounded to the type that the scores' own
-operands have, as the gradients that they sum to are; rows without a score above negative infinity give what the softmax
-gave.
+Always holds: scores, exponentials and gradients of weights are float32; operands of products are rounded to the type
+that the scores' own operands have, as the gradients that they sum to are; rows without a score above negative infinity
+give what the softmax gave.
 """
 
 from __future__ import annotations
