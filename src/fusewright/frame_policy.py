@@ -46,6 +46,8 @@ NEVER_COMPILED = tuple(
 graph break."""
 DISTRIBUTED_DATA_PARALLEL = "torch.nn.parallel.distributed"
 """Its forward, which talks to the reducer, runs eagerly; the module inside is compiled as a frame that it reaches."""
+OF_SEVERAL = tuple(os.path.join("torch", "nn", "modules", name) for name in ("container.py", "transformer.py"))
+"""Modules of PyTorch that consist of several: their `forward` is compiled as the user's would be."""
 OPTIMIZER_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 """What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step)."""
 PEER = tuple(
@@ -90,7 +92,7 @@ def _decided(code: types.CodeType, function: types.FunctionType, table: FrameTab
     theirs = any(
         file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED
     )
-    if theirs and code is not OPTIMIZER_STEP:
+    if theirs and code is not OPTIMIZER_STEP and not (code.co_name == "forward" and file.endswith(OF_SEVERAL)):
         return None
     if code.co_varnames[:1] == (".0",):  # a comprehension over an iterator of an eager frame: what it calls is compiled
         return None

@@ -44,7 +44,7 @@ class ModuleCaller:
     has a `__call__` of its own, that is compiled.
     """
 
-    __slots__ = ("_fast", "_forward", "_slow", "module", "wrap")
+    __slots__ = ("_fast", "_forward", "_hooked", "_slow", "module", "wrap")
 
     def __init__(self, module: torch.nn.Module, wrap: Wrap) -> None:
         self.module = module
@@ -52,25 +52,26 @@ class ModuleCaller:
         self._forward: types.FunctionType | None = None
         self._fast: Callable[..., Any] | None = None
         self._slow: Callable[..., Any] | None = None
+        self._hooked: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
+        forward: Any
         entry = type(module).__call__
         # whose __call__ adds error reports
         plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)
-        if plain and not has_hooks(module):
+        hooks = has_hooks(module)
+        if plain and not hooks:
             forward = module.forward
             function = getattr(forward, "__func__", None)
             if function is self._forward and self._fast is not None:
                 return self._fast(module, *args, **kwargs)
-            if (
-                isinstance(forward, types.MethodType)
-                and isinstance(function, types.FunctionType)
-                and forward.__self__ is module
-            ):
-                self._forward, self._fast = function, self.wrap(function)
+            if _is_own(forward, module):
+                self._forward, self._fast = forward.__func__, self.wrap(forward.__func__)
                 self._fast.plainly = torch.nn.Module._call_impl  # type: ignore[attr-defined]
                 return self._fast(module, *args, **kwargs)
+        if plain and hooks and _native.modes_known() and _communicates(module) and _is_own(module.forward, module):
+            return torch.nn.Module._call_impl(self._beside_hooks(module.forward.__func__), *args, **kwargs)
         if not _native.modes_known():  # torch.fx has put another `__call__` in its place
             return torch.nn.Module._call_impl(module, *args, **kwargs)
         if self._slow is None:
@@ -78,9 +79,40 @@ class ModuleCaller:
             self._slow = self.wrap(torch.nn.Module._call_impl if plain else entry)  # type: ignore[arg-type]
         return self._slow(module, *args, **kwargs)
 
+    def _beside_hooks(self, forward: types.FunctionType) -> Any:
+        """The module with a compiled `forward`, for a call that runs its hooks as they are."""
+        known = self._hooked
+        if known is None or known._fusewright_forward[0] is not forward or known._fusewright_outdated():
+            pair = (forward, self.wrap(forward))
+            known = self._hooked = _twin(
+                self.module, HookedModuleBase, _fusewright_original=self.module, _fusewright_forward=pair
+            )
+        return known
+
     def compiled_functions(self) -> list[Any]:
         """The compiled functions made so far (for `explain` and tests)."""
-        return [function for function in (self._fast, self._slow) if function is not None]
+        beside = None if self._hooked is None else self._hooked._fusewright_forward[1]
+        return [function for function in (self._fast, self._slow, beside) if function is not None]
+
+
+def _is_own(forward: Any, module: torch.nn.Module) -> bool:
+    """Whether it is a method written in Python, of this module."""
+    return (
+        isinstance(forward, types.MethodType)
+        and isinstance(forward.__func__, types.FunctionType)
+        and forward.__self__ is module
+    )
+
+
+_COMMUNICATE = ("torch.distributed.fsdp", "torch.distributed._composable")
+
+
+def _communicates(module: torch.nn.Module) -> bool:
+    """Whether hooks fetch its parameters from other processes (FSDP2). They are no part of a graph: it begins behind
+    them."""
+    return any(
+        getattr(hook, "__module__", "").startswith(_COMMUNICATE) for hook in module._forward_pre_hooks.values()
+    )
 
 
 class TwinBase:
@@ -94,6 +126,13 @@ class TwinBase:
 
     __slots__ = ()
     _fusewright_original: torch.nn.Module
+
+    # One state, one module: the tables of torch.distributed are keyed by modules, and may know either of the two.
+    def __eq__(self, other: object) -> bool:
+        return self._fusewright_original is (other._fusewright_original if isinstance(other, TwinBase) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._fusewright_original)
 
     def _fusewright_outdated(self) -> bool:
         return type(self._fusewright_original) not in type(self).__mro__
@@ -159,6 +198,16 @@ class CompiledModuleBase(TwinBase):
             UserWarning,
         )
         return self._fusewright_original._replicate_for_data_parallel()  # type: ignore[no-any-return]
+
+
+class HookedModuleBase(TwinBase):
+    """What `Module._call_impl` is given where the hooks of a module stay outside: its `forward` is the compiled one."""
+
+    __slots__ = ()
+    _fusewright_forward: tuple[types.FunctionType, Callable[..., Any]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fusewright_forward[1](self._fusewright_original, *args, **kwargs)
 
 
 class DisabledModuleBase(TwinBase):
