@@ -163,6 +163,16 @@ def _llama(batch: int, length: int) -> Callable[[], tuple[Any, tuple[Any, ...]]]
     return make
 
 
+def _qwen3() -> tuple[Any, tuple[Any, ...]]:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+        vocab_size=151936, use_cache=False, attn_implementation="sdpa",
+    )  # fmt: skip
+    return _Wrapped(Qwen3ForCausalLM(config).to(DEVICE, Half)), (torch.randint(0, 150000, (1, 8), device=DEVICE),)
+
+
 def _resnet() -> tuple[Any, tuple[Any, ...]]:
     from torchvision.models import resnet50
 
@@ -185,6 +195,7 @@ MODELS: dict[str, Case] = {
     "BERT-12 16x256": Case(_bert),
     "Llama-8 4x1024": Case(_llama(4, 1024), tolerance=4e-2),
     "Llama-8 1x16": Case(_llama(1, 16), tolerance=4e-2),
+    "Qwen3-28 1x8": Case(_qwen3, tolerance=5e-2),
     "ResNet-50 64": Case(_resnet, tolerance=5e-2),
     "BERT-12 training": Case(_bert, train=True, tolerance=5e-2),
     "ResNet-50 training": Case(_resnet, train=True, tolerance=1e-1),

@@ -4,7 +4,7 @@ Run `python -m benchmarks.packages [--models bert ...] [--runtime FOLDER] [--fol
 where CMake built `examples/` (without it no row of C++). --folder: where the engines' files stay; what is there already
 is not made again, so that a second run on a quiet machine only loads and calls. Each file is made by a process of its
 own and served by a fresh one; the servers are called in turn, so that what else happens on the machine meets all of
-them alike. Load times begin behind the imports. Needs onnxruntime and a C++ compiler for the peers.
+them alike, or, with --apart, one is served after another, so that no threads of one wait beside those of another. Load times begin behind the imports. Needs onnxruntime and a C++ compiler for the peers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-ENGINES = ("compiled", "package", "standalone", "C++", "AOTInductor", "ONNX Runtime")
+ENGINES = ("compiled", "package", "standalone", "C++", "C++ and libtorch", "AOTInductor", "ONNX Runtime")
 PAST = 128
 """Tokens that the cache of the decoding step holds."""
 
@@ -164,7 +164,7 @@ def say(*words: object) -> None:
 
 class Server:
     def __init__(self, engine: str, command: list[str]) -> None:
-        self.engine, self.calls, self.memory = engine, list[float](), 0
+        self.engine, self.calls, self.first, self.memory = engine, list[float](), list[float](), 0
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self.load_seconds = float(self._answer("loaded")[0])
 
@@ -190,10 +190,12 @@ class Server:
         return [float(word) for word in words[1:]]
 
 
+SERVED = {"C++": "standalone.fwp", "C++ and libtorch": "package.fwp"}
+TORCH = str(Path(torch.__file__).parent / "lib")
 FILES = {"package": "package.fwp", "standalone": "standalone.fwp", "AOTInductor": "model.pt2", "ONNX Runtime": "model.onnx"}
 
 
-def compare(name: str, runtime: Path | None, rounds: int, kept: Path | None) -> list[dict[str, Any]]:
+def compare(name: str, runtime: Path | None, rounds: int, kept: Path | None, apart: bool, engines: list[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if kept is None else kept / name
@@ -203,52 +205,65 @@ def compare(name: str, runtime: Path | None, rounds: int, kept: Path | None) -> 
         torch.save(given, folder / "given.pt")
         for number, one in enumerate(given):
             (folder / f"given.{number}").write_bytes(one.numpy().tobytes())
-        servers: list[Server] = []
         times = folder / "made.json"
         made: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
-        for engine in ENGINES:
+        commands: dict[str, list[str]] = {}
+        for engine in engines:
             try:
                 if engine in FILES and (engine not in made or not (folder / FILES[engine]).exists()):
                     done = subprocess.run([*here, "--make", engine], capture_output=True, text=True, check=True)
                     made[engine] = float(done.stdout.split()[-1])
                     times.write_text(json.dumps(made))
-                command = [*here, "--serve", engine]
-                if engine == "C++":
-                    if runtime is None:
-                        continue
+                commands[engine] = [*here, "--serve", engine]
+                if engine in SERVED:
                     files = [f"{folder}/given.{number}" for number in range(len(given))]
-                    command = [str(runtime / "serve"), f"{folder}/standalone.fwp", *files]
-                if rounds > 0:
-                    servers.append(Server(engine, command))
-            except (subprocess.CalledProcessError, RuntimeError) as error:
-                said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-                say(f"{name}: {engine} has no figure: {said[-1] if said else error}")
+                    commands[engine] = [f"{runtime}/serve", f"{folder}/{SERVED[engine]}", "--torch", TORCH, *files]
+                    if runtime is None:
+                        del commands[engine]
+            except subprocess.CalledProcessError as error:
+                say(f"{name}: {engine} has no figure: {(error.stderr.strip().splitlines() or [error])[-1]}")
         if rounds == 0:
             return rows
-        firsts = {server.engine: server.call() for server in servers}
+        servers: list[Server] = []
+        for group in [[engine] for engine in commands] if apart else [list(commands)]:
+            servers += served({engine: commands[engine] for engine in group}, rounds, name)
+        base = next(one for one in servers if one.engine == "compiled")
         for server in servers:
-            server.call()
-        for server in servers:
-            server.calls.clear()
-        for _ in range(rounds):
-            for server in servers:
-                server.call()
-        wanted = firsts["compiled"]
-        for server in servers:
-            far = max(abs(one - other) for one, other in zip(firsts[server.engine], wanted))
+            far = max(abs(one - other) for one, other in zip(server.first, base.first))
             if far > 1e-2:
                 say(f"{name}: {server.engine} differs by {far}")
-            assert server.process.stdin is not None
-            server.process.stdin.close()
-            server.process.wait()
-            base = next(one for one in servers if one.engine == "compiled").calls
-            ratio = statistics.median(one / other for one, other in zip(server.calls, base))
+            ratios = [one / other for one, other in zip(server.calls, base.calls)]
+            call = statistics.median(server.calls)
             rows.append({
                 "model": name, "engine": server.engine,
-                "made_s": made.get(server.engine), "load_s": server.load_seconds,
-                "call_s": statistics.median(server.calls), "call_over_compiled": ratio, "memory_mib": server.memory,
+                "made_s": made.get(server.engine), "load_s": server.load_seconds, "call_s": call,
+                "call_over_compiled": call / statistics.median(base.calls) if apart else statistics.median(ratios),
+                "memory_mib": server.memory,
             })  # fmt: skip
     return rows
+
+
+def served(commands: dict[str, list[str]], rounds: int, name: str) -> list[Server]:
+    """The servers of these commands, after their calls, which go round them."""
+    servers: list[Server] = []
+    for engine, command in commands.items():
+        try:
+            servers.append(Server(engine, command))
+        except RuntimeError as error:
+            say(f"{name}: {engine} has no figure: {error}")
+    for server in servers:
+        server.first = server.call()
+    for server in servers:
+        server.call()
+        server.calls.clear()
+    for _ in range(rounds):
+        for server in servers:
+            server.call()
+    for server in servers:
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.process.wait()
+    return servers
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -269,6 +284,8 @@ def main() -> None:
     parser.add_argument("--runtime", type=Path, help="where CMake built examples/")
     parser.add_argument("--rounds", type=int, default=15, help="calls of each; with 0 the files are only made")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--apart", action="store_true", help="one server after another, on a quiet machine")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--json", type=Path)
     for own in ("--make", "--serve"):
         parser.add_argument(own, help=argparse.SUPPRESS)
@@ -280,7 +297,9 @@ def main() -> None:
     if options.serve:
         serve(options.models[0], options.serve, options.folder)
         return
-    rows = [row for name in options.models for row in compare(name, options.runtime, options.rounds, options.folder)]
+    rows = []
+    for name in options.models:
+        rows += compare(name, options.runtime, options.rounds, options.folder, options.apart, options.engines)
     say(table(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -48,9 +48,8 @@ Py_ssize_t find_parameter(PyCodeObject *code, PyObject *name) {
 }
 
 // Binds a call's arguments to out[0:arguments] (new references, NULL where unset) as CPython does. False, with or without an exception, when that fails.
-bool bind(CompiledFunction *self, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames, PyObject **out) {
+bool bind(CompiledFunction *self, PyFunctionObject *function, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames, PyObject **out) {
     PyCodeObject *code = reinterpret_cast<PyCodeObject *>(self->code);
-    PyFunctionObject *function = reinterpret_cast<PyFunctionObject *>(self->function);
     Py_ssize_t positional = code->co_argcount, named = positional + code->co_kwonlyargcount;
     bool has_args = code->co_flags & CO_VARARGS, has_kwargs = code->co_flags & CO_VARKEYWORDS;
     PyObject *kwargs = nullptr;
@@ -93,14 +92,48 @@ bool bind(CompiledFunction *self, PyObject *const *args, Py_ssize_t n_args, PyOb
     return true;
 }
 
-PyObject *run_eagerly(CompiledFunction *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    PyObject *function = Py_NewRef(self->function), *frames = Py_XNewRef(self->cache.frames), *before = fw_hook_enter_frames(frames);
+PyObject *run_eagerly(CompiledFunction *self, PyObject *function, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Py_INCREF(function);
+    PyObject *frames = Py_XNewRef(self->cache.frames), *before = fw_hook_enter_frames(frames);
     PyObject *result =
         self->cache.hooked ? fw_hook_call(function, args, nargsf, kwnames, 1) : PyObject_Vectorcall(function, args, nargsf, kwnames);
     fw_hook_enter_frames(before);
     Py_XDECREF(frames);
     Py_DECREF(function);
     return result;
+}
+
+// A call of `function`, whose code is the compiled one's.
+PyObject *call_over(CompiledFunction *self, PyObject *function, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    PyObject *object = reinterpret_cast<PyObject *>(self);
+    Py_ssize_t n_args = PyVectorcall_NARGS(nargsf);
+    PyObject *result = nullptr;
+    // The caller's reference to `self` need not outlive the call (a compiled function may replace itself).
+    Held alive(Py_NewRef(object));
+    int done;
+    if (self->plain && kwnames == nullptr && n_args == self->positional) {
+        done = run_cache(object, function, args, n_args, &result);
+    } else {
+        PyObject *small[kStackArguments];
+        std::vector<PyObject *> large;
+        PyObject **locals = small;
+        const Py_ssize_t n = self->arguments;
+        if (n > kStackArguments) {
+            large.resize(n);
+            locals = large.data();
+        }
+        std::fill_n(locals, n, nullptr);
+        Finally given_back{[&] {
+            for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(locals[i]);
+        }};
+        if (bind(self, reinterpret_cast<PyFunctionObject *>(function), args, n_args, kwnames, locals)) {
+            done = run_cache(object, function, locals, n, &result);
+        } else {
+            PyErr_Clear();  // the function itself raises CPython's own error
+            done = 0;
+        }
+    }
+    return done ? result : run_eagerly(self, function, args, nargsf, kwnames);
 }
 
 PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
@@ -120,34 +153,21 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
         clear_entries(&self->cache);
         read_code(self);
     }
-    Py_ssize_t n_args = PyVectorcall_NARGS(nargsf);
-    PyObject *result = nullptr;
-    // The caller's reference to `self` need not outlive the call (a compiled function may replace itself).
-    Py_INCREF(object);
-    int done;
-    if (self->plain && kwnames == nullptr && n_args == self->positional) {
-        done = run_cache(object, self->function, args, n_args, &result);
-    } else {
-        PyObject *small[kStackArguments];
-        std::vector<PyObject *> large;
-        PyObject **locals = small;
-        const Py_ssize_t n = self->arguments;
-        if (n > kStackArguments) {
-            large.resize(n);
-            locals = large.data();
-        }
-        std::fill_n(locals, n, nullptr);
-        if (bind(self, args, n_args, kwnames, locals)) {
-            done = run_cache(object, self->function, locals, n, &result);
-        } else {
-            PyErr_Clear();  // the function itself raises CPython's own error
-            done = 0;
-        }
-        for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(locals[i]);
+    return call_over(self, self->function, args, nargsf, kwnames);
+}
+
+// call_as(function, *args): the same code over other cells finds the versions that there are.
+PyObject *function_call_as(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
+    if (nargs < 1 || !PyFunction_Check(args[0]) || reinterpret_cast<PyFunctionObject *>(args[0])->func_code != self->code) {
+        PyErr_SetString(PyExc_TypeError, "call_as takes a function of the same code, and its arguments");
+        return nullptr;
     }
-    if (!done) result = run_eagerly(self, args, nargsf, kwnames);
-    Py_DECREF(object);
-    return result;
+    if (fw_stack_is_short()) return nullptr;
+    int compiled = may_compile(args[0]);
+    if (compiled < 0) return nullptr;
+    if (compiled == 0) return PyObject_Vectorcall(args[0], args + 1, nargs - 1, nullptr);
+    return call_over(self, args[0], args + 1, nargs - 1, nullptr);
 }
 
 // What functools.update_wrapper would set, so that the compiled function reads like the function.
@@ -216,6 +236,8 @@ PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 PyObject *function_copy(PyObject *self, PyObject *) { return Py_NewRef(self); }
 
 PyMethodDef function_methods[] = {
+    {"call_as", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fw::caught<function_call_as>)), METH_FASTCALL,
+     "call_as(function, *args): a call of a function that has the same code, by the same versions."},
     {"__copy__", function_copy, METH_NOARGS, nullptr},
     {"__deepcopy__", function_copy, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -11,6 +11,24 @@ namespace {
 
 using Result = int;  // CUresult; 0 is success
 
+struct Attribute {  // CUlaunchAttribute
+    int id;
+    int unused;
+    union {
+        int allowed;
+        char all[64];
+    } value;
+};
+struct Config {  // CUlaunchConfig
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    Attribute *attributes;
+    unsigned count;
+};
+static_assert(sizeof(Attribute) == 72 && sizeof(Config) == 56, "as the driver's interface has them");
+constexpr int kProgrammaticSerialization = 6;  // CUlaunchAttributeID
+constexpr int kLeastVersion = 12030;           // of a driver that records such launches into CUDA graphs
+
 struct Driver {
     Result (*init)(unsigned flags);
     Result (*error_string)(Result, const char **);
@@ -20,6 +38,8 @@ struct Driver {
     Result (*function_get)(int *value, int attribute, void *function);
     Result (*launch)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
                      void **parameters, void **extra);
+    Result (*launch_with)(const Config *config, void *function, void **parameters, void **extra) = nullptr;
+    Result (*version)(int *);
     Result (*retain_context)(void **context, int device);
     Result (*set_context)(void *context);
     bool found = false;
@@ -43,9 +63,12 @@ bool find_driver() {
     driver.found = find(library, "cuInit", &driver.init) && find(library, "cuGetErrorString", &driver.error_string) &&
                    find(library, "cuModuleLoadData", &driver.module_load) && find(library, "cuModuleGetFunction", &driver.module_function) &&
                    find(library, "cuFuncSetAttribute", &driver.function_set) && find(library, "cuFuncGetAttribute", &driver.function_get) &&
-                   find(library, "cuLaunchKernel", &driver.launch) &&
+                   find(library, "cuLaunchKernel", &driver.launch) && find(library, "cuDriverGetVersion", &driver.version) &&
                    find(library, "cuDevicePrimaryCtxRetain", &driver.retain_context) && find(library, "cuCtxSetCurrent", &driver.set_context) &&
                    driver.init(0) == 0;
+    int version = 0;
+    if (!driver.found || driver.version(&version) != 0 || version < kLeastVersion || !find(library, "cuLaunchKernelEx", &driver.launch_with))
+        driver.launch_with = nullptr;
     return driver.found;
 }
 
@@ -94,21 +117,24 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-bool cuda_launch(int32_t device, void *function, int64_t grid, int32_t threads, int32_t shared, void *stream, void **parameters,
-                 std::string *error) {
-    if (grid > INT32_MAX) {
+bool cuda_launch(const DeviceLaunch &one, void **parameters, std::string *error) {
+    if (one.grid > INT32_MAX) {
         *error = "a kernel of too many programs";
         return false;
     }
+    unsigned grid = static_cast<unsigned>(one.grid), threads = static_cast<unsigned>(one.threads), shared = static_cast<unsigned>(one.shared);
     auto start = [&] {
-        return driver.launch(function, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(shared),
-                             stream, parameters, nullptr);
+        if (!one.early || driver.launch_with == nullptr)
+            return driver.launch(one.function, grid, 1, 1, threads, 1, 1, shared, one.stream, parameters, nullptr);
+        Attribute attribute{kProgrammaticSerialization, 0, {1}};
+        Config config{{grid, 1, 1}, {threads, 1, 1}, shared, one.stream, &attribute, 1};
+        return driver.launch_with(&config, one.function, parameters, nullptr);
     };
     Result result = start();
     if (result == kInvalidContext) {
         // A thread that has not called the CUDA runtime yet has no context, though the runtime says that its device is this one.
         void *context = nullptr;
-        result = driver.retain_context(&context, device);  // as the runtime holds it, until the process ends
+        result = driver.retain_context(&context, one.device);  // as the runtime holds it, until the process ends
         if (result == 0) result = driver.set_context(context);
         if (result == 0) result = start();
     }

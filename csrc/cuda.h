@@ -11,9 +11,18 @@
 
 namespace fw {
 
-// Starts `grid` programs of `threads` threads on `stream` of `device`. `parameters` holds the address of each parameter's value. False with the reason.
-bool cuda_launch(int32_t device, void *function, int64_t grid, int32_t threads, int32_t shared, void *stream, void **parameters,
-                 std::string *error);
+// `grid` programs of `threads` threads, with `shared` bytes of dynamic shared memory each. early: before the kernel that is last on the
+// stream has ended (the function waits for it itself).
+struct DeviceLaunch {
+    void *function;
+    int64_t grid;
+    int32_t device, threads, shared;
+    void *stream;
+    bool early;
+};
+
+// Starts a kernel. `parameters` holds the address of each parameter's value. False with the reason.
+bool cuda_launch(const DeviceLaunch &one, void **parameters, std::string *error);
 int cuda_init(PyObject *module);
 
 }  // namespace fw

@@ -120,8 +120,8 @@ PyObject *single_output(PyObject *outputs) {
 
 PyObject *call_finish(PyObject *finish, PyObject *outputs, PyObject *function, PyObject *const *locals, Py_ssize_t n) {
     if (finish == Py_None) return single_output(outputs);
-    outputs = outputs_tuple(outputs);
-    if (outputs == nullptr) return nullptr;
+    Held tuple(outputs_tuple(outputs));
+    if (tuple.get() == nullptr) return nullptr;
     PyObject *small[kStackArguments];
     std::vector<PyObject *> large;
     PyObject **arguments = small;
@@ -129,12 +129,10 @@ PyObject *call_finish(PyObject *finish, PyObject *outputs, PyObject *function, P
         large.resize(n + 2);
         arguments = large.data();
     }
-    arguments[0] = outputs;
+    arguments[0] = tuple.get();
     arguments[1] = function;
     std::copy(locals, locals + n, arguments + 2);
-    PyObject *result = PyObject_Vectorcall(finish, arguments, n + 2, nullptr);
-    Py_DECREF(outputs);
-    return result;
+    return PyObject_Vectorcall(finish, arguments, n + 2, nullptr);
 }
 
 // Says that a compiled call is about to be repeated eagerly. False when saying so raised.
@@ -200,15 +198,12 @@ int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, P
             large.resize(n_inputs);
             inputs = large.data();
         }
-        Py_INCREF(entry);
+        Held alive(Py_NewRef(reinterpret_cast<PyObject *>(entry)));
         if (fw::guard_program_check(entry->program, locals, n, function, inputs)) {
             // Unless the guards' own Python code has changed the list.
             if (i > 0 && i < self->entries->size() && (*self->entries)[i] == entry) move_forward(*self->entries, i);
-            int done = entry_run(entry, inputs, n_inputs, function, locals, n, result);
-            Py_DECREF(entry);
-            return done;
+            return entry_run(entry, inputs, n_inputs, function, locals, n, result);
         }
-        Py_DECREF(entry);
     }
     return -1;
 }
@@ -242,8 +237,10 @@ int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_
         Py_DECREF(found);
         return 1;
     }
-    append_entry(self, reinterpret_cast<Entry *>(found));
-    Py_DECREF(found);
+    {
+        Held alive(found);
+        append_entry(self, reinterpret_cast<Entry *>(found));
+    }
     // The new entry goes through its guards as any other: they find the inputs. When they fail, the capture itself has changed what they look at.
     done = try_entries(self, function, locals, n, result);
     if (done < 0) return tell_fallback(function, nullptr) ? 0 : 1;
@@ -412,13 +409,14 @@ int may_compile(PyObject *function) {
 // As fw_cache_run, for a call that may be compiled.
 int run_cache(PyObject *cache, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
     FrameCache *self = reinterpret_cast<FrameCache *>(cache);
-    PyObject *frames = Py_XNewRef(self->frames), *before = fw_hook_enter_frames(frames);
+    Held frames(Py_XNewRef(self->frames));
+    PyObject *before = fw_hook_enter_frames(frames.get());
     int saved = fw_hook_suspend();
-    int done = cache_run(self, function, locals, n, result);
-    fw_hook_resume(saved);
-    fw_hook_enter_frames(before);
-    Py_XDECREF(frames);
-    return done;
+    Finally left{[&] {
+        fw_hook_resume(saved);
+        fw_hook_enter_frames(before);
+    }};
+    return cache_run(self, function, locals, n, result);
 }
 
 void clear_entries(FrameCache *self) {
@@ -439,9 +437,9 @@ int cache_init_miss(FrameCache *self, PyObject *miss) {
 }
 
 PyObject *cache_new(PyTypeObject *type, PyObject *, PyObject *) {
-    PyObject *object = type->tp_alloc(type, 0);
-    if (object != nullptr) reinterpret_cast<FrameCache *>(object)->entries = new std::vector<Entry *>;
-    return object;
+    Held object(type->tp_alloc(type, 0));
+    if (object.get() != nullptr) reinterpret_cast<FrameCache *>(object.get())->entries = new std::vector<Entry *>;
+    return object.release();
 }
 
 int cache_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -487,7 +485,10 @@ int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, P
     // Not told of: the call that entered the mode was, and what it runs are the frames of tracers, as a rule.
     int compiled = fw::forced_eager() ? 0 : fw::modes_known();
     if (compiled <= 0) return compiled < 0;
-    return fw::run_cache(cache, function, locals, n, result);
+    int done = fw::caught<fw::run_cache>(cache, function, locals, n, result);
+    if (done >= 0) return done;
+    *result = nullptr;
+    return 1;
 }
 
 int fw_entry_init(PyObject *module) {

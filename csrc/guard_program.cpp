@@ -136,8 +136,9 @@ PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!O!|O", const_cast<char **>(names), &slots, &ints, &PyList_Type, &instructions, &PyList_Type, &inputs,
                                      &state_fallback))
         return nullptr;
-    GuardProgram *self = reinterpret_cast<GuardProgram *>(type->tp_alloc(type, 0));
-    if (self == nullptr) return nullptr;
+    Held made(type->tp_alloc(type, 0));
+    if (made.get() == nullptr) return nullptr;
+    GuardProgram *self = reinterpret_cast<GuardProgram *>(made.get());
     self->code = new Code;
     self->state_fallback = Py_XNewRef(state_fallback);
     Code *code = self->code;
@@ -156,12 +157,9 @@ PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         }
         if (ok) code->inputs.push_back({is_int != 0, index});
     }
-    if (!ok) {
-        Py_DECREF(self);
-        return nullptr;
-    }
+    if (!ok) return nullptr;
     resize_frame(*code, &code->frame);
-    return reinterpret_cast<PyObject *>(self);
+    return made.release();
 }
 
 int program_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -220,12 +218,12 @@ PyObject *program_check(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 PyObject *program_inputs(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Arguments arguments;
     if (!parse_arguments(args, n, &arguments)) return nullptr;
-    PyObject *inputs = PyTuple_New(guard_program_inputs(self));
-    if (inputs == nullptr) return nullptr;
-    if (check_guards(reinterpret_cast<GuardProgram *>(self), arguments, reinterpret_cast<PyTupleObject *>(inputs)->ob_item) < 0) return inputs;
+    Held inputs(PyTuple_New(guard_program_inputs(self)));
+    if (inputs.get() == nullptr) return nullptr;
+    PyObject **items = reinterpret_cast<PyTupleObject *>(inputs.get())->ob_item;
+    if (check_guards(reinterpret_cast<GuardProgram *>(self), arguments, items) < 0) return inputs.release();
     // A failed check leaves the array untouched or emptied of references.
-    std::fill_n(reinterpret_cast<PyTupleObject *>(inputs)->ob_item, PyTuple_GET_SIZE(inputs), nullptr);
-    Py_DECREF(inputs);
+    std::fill_n(items, PyTuple_GET_SIZE(inputs.get()), nullptr);
     Py_RETURN_NONE;
 }
 
@@ -235,8 +233,8 @@ PyObject *program_failing(PyObject *object, PyObject *const *args, Py_ssize_t n)
     GuardProgram *self = reinterpret_cast<GuardProgram *>(object);
     Frame fresh;
     resize_frame(*self->code, &fresh);
+    Finally left{[&] { unpin(fresh); }};
     Py_ssize_t failing = run_guards(self, *self->code, fresh, arguments);
-    unpin(fresh);
     if (failing < 0) Py_RETURN_NONE;
     return PyLong_FromSsize_t(failing);
 }

@@ -29,8 +29,11 @@ void pin(Frame &frame, int upto) {
 PyObject *own(Frame &frame, PyObject *object) {
     if (object == nullptr)
         PyErr_Clear();
-    else
+    else {
+        Held kept(object);
         frame.owned.push_back(object);
+        kept.release();
+    }
     return object;
 }
 
@@ -42,13 +45,9 @@ PyObject *dict_lookup(Frame &frame, PyObject *dict, PyObject *key, int slot) {
     }
     pin(frame, slot);  // a key's own __eq__ may run
     Py_INCREF(dict);
-    PyObject *value = PyDict_GetItemWithError(dict, key);
-    if (value == nullptr)
-        PyErr_Clear();
-    else
-        own(frame, Py_NewRef(value));
+    PyObject *value = Py_XNewRef(PyDict_GetItemWithError(dict, key));
     Py_DECREF(dict);
-    return value;
+    return own(frame, value);
 }
 
 PyObject *read_item(Frame &frame, PyObject *base, PyObject *key, int64_t index, int slot) {
@@ -433,13 +432,18 @@ Py_ssize_t check_guards(GuardProgram *self, const Arguments &arguments, PyObject
     if (code.busy) {
         Frame fresh;
         resize_frame(code, &fresh);
+        Finally left{[&] { unpin(fresh); }};
         failing = run_guards(self, code, fresh, arguments);
         if (failing < 0 && inputs != nullptr && !collect_inputs(code, fresh, inputs)) failing = 0;
-        unpin(fresh);
         return failing;
     }
-    Py_INCREF(self);  // a guard that runs Python code may drop the last reference
+    // A guard that runs Python code may drop the last reference.
+    Held alive(Py_NewRef(reinterpret_cast<PyObject *>(self)));
     code.busy = true;
+    Finally left{[&] {
+        unpin(code.frame);
+        code.busy = false;
+    }};
     failing = code.words.empty() ? kChanged : check_words(self, code, code.frame, arguments);
     if (failing == kChanged) {
         if (!code.words.empty()) {
@@ -457,9 +461,6 @@ Py_ssize_t check_guards(GuardProgram *self, const Arguments &arguments, PyObject
         code.lasted++;
     }
     if (failing < 0 && inputs != nullptr && !collect_inputs(code, code.frame, inputs)) failing = 0;
-    unpin(code.frame);
-    code.busy = false;
-    Py_DECREF(self);
     return failing;
 }
 

@@ -96,6 +96,7 @@ PyObject *module_call_vectorcall(PyObject *callable, PyObject *const *args, size
     int known = fw::modes_known();  // else a tracer may look for the module itself
     if (known < 0) return nullptr;
     if (known == 0 || n == 0 || !find_fast(self, args[0], &fast, &module)) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+    fw::Held function(fast), instance(module);
     Py_ssize_t total = n + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
     PyObject *few[16];
     std::vector<PyObject *> many;
@@ -106,10 +107,7 @@ PyObject *module_call_vectorcall(PyObject *callable, PyObject *const *args, size
     }
     for (Py_ssize_t i = 0; i < total; ++i) values[i] = args[i];
     values[0] = module;
-    PyObject *result = PyObject_Vectorcall(fast, values, static_cast<size_t>(n), kwnames);
-    Py_DECREF(fast);
-    Py_DECREF(module);
-    return result;
+    return PyObject_Vectorcall(fast, values, static_cast<size_t>(n), kwnames);
 }
 
 PyObject *module_call_new(PyTypeObject *type, PyObject *, PyObject *) {

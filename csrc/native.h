@@ -38,8 +38,39 @@ int fw_machine_code_init(PyObject *module);
 #include <exception>
 #include <new>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace fw {
+
+// A reference that is given back however its block ends: memory may be short at any request.
+class Held {
+  public:
+    explicit Held(PyObject *object) : object_(object) {}  // takes the reference over
+    ~Held() { Py_XDECREF(object_); }
+    Held(const Held &) = delete;
+    Held &operator=(const Held &) = delete;
+    PyObject *get() const { return object_; }
+    PyObject *release() { return std::exchange(object_, nullptr); }
+
+  private:
+    PyObject *object_;
+};
+
+// Does `last` however its block ends.
+template <typename Last>
+struct Finally {
+    Last last;
+    ~Finally() { last(); }
+};
+template <typename Last>
+Finally(Last) -> Finally<Last>;
+
+// The next push_back asks for no memory: what it takes over is not lost.
+template <typename Item>
+void make_room(std::vector<Item> &items) {
+    if (items.size() == items.capacity()) items.reserve(2 * items.size() + 1);
+}
 
 // A function that Python's C code calls: memory that is short is a MemoryError there, since no C++ exception may pass
 // through C.

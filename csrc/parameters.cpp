@@ -171,12 +171,16 @@ PyObject *prepare(PreparedPlan *self, PyObject *const *inputs) {
     for (size_t i = 0; i < before.size(); i++)
         if (!read(arguments[i], &before[i])) return nullptr;
     for (const Usual &one : *self->usual) arguments.push_back(inputs[one.position]);
-    PyObject *result = PyObject_Vectorcall(self->prepare, arguments.data(), arguments.size(), nullptr);
+    Held made(PyObject_Vectorcall(self->prepare, arguments.data(), arguments.size(), nullptr));
+    PyObject *result = made.get();
     if (result == nullptr) return nullptr;
     Py_ssize_t count = static_cast<Py_ssize_t>(self->watched->size());
     bool ok = is_tuple_of(result, 3) && PyTuple_Check(PyTuple_GET_ITEM(result, 0)) && is_tuple_of(PyTuple_GET_ITEM(result, 2), count);
     for (Py_ssize_t i = 0; ok && i < count; i++) ok = PyTuple_Check(PyTuple_GET_ITEM(PyTuple_GET_ITEM(result, 2), i));
     PyObject *values = nullptr, *old[3] = {};  // let go at the end: that may run Python code
+    Finally left{[&] {
+        for (PyObject *one : old) Py_XDECREF(one);
+    }};
     if (!ok) {
         PyErr_SetString(PyExc_TypeError, "prepare gives (values, kept, offsets of samples)");
     } else {
@@ -190,8 +194,6 @@ PyObject *prepare(PreparedPlan *self, PyObject *const *inputs) {
             self->prepared++;
         }
     }
-    for (PyObject *one : old) Py_XDECREF(one);
-    Py_DECREF(result);
     return values;
 }
 
@@ -206,17 +208,14 @@ PyObject *call(PyObject *object, PyObject *const *inputs, size_t flags, PyObject
     if (usual < 0) return nullptr;
     int current = usual == 0 ? 0 : is_current(self, inputs);
     if (current < 0) return nullptr;
-    PyObject *values = current == 0 ? prepare(self, inputs) : Py_NewRef(self->values);
+    Held kept(current == 0 ? prepare(self, inputs) : Py_NewRef(self->values)), alive(Py_NewRef(self->plan));
+    PyObject *values = kept.get(), *plan = alive.get();
     if (values == nullptr) return nullptr;
-    PyObject *plan = Py_NewRef(self->plan);
     Py_ssize_t extra = PyTuple_GET_SIZE(values);
     std::vector<PyObject *> all(static_cast<size_t>(n + extra));
     std::memcpy(all.data(), inputs, static_cast<size_t>(n) * sizeof(PyObject *));
     for (Py_ssize_t i = 0; i < extra; i++) all[static_cast<size_t>(n + i)] = PyTuple_GET_ITEM(values, i);
-    PyObject *result = Py_IS_TYPE(plan, fw_plan_type()) ? fw_plan_run(plan, all.data(), n + extra) : PyObject_Vectorcall(plan, all.data(), all.size(), nullptr);
-    Py_DECREF(values);
-    Py_DECREF(plan);
-    return result;
+    return Py_IS_TYPE(plan, fw_plan_type()) ? fw_plan_run(plan, all.data(), n + extra) : PyObject_Vectorcall(plan, all.data(), all.size(), nullptr);
 }
 
 template <class Place>

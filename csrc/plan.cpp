@@ -286,13 +286,13 @@ PyObject *Call::execute(std::vector<int64_t> *nanoseconds) {
         if (!runner.run()) return nullptr;
     }
     if (p.single) return runner.output(p.outputs[0]);
-    PyObject *results = PyTuple_New(static_cast<Py_ssize_t>(p.outputs.size()));
-    for (size_t i = 0; results != nullptr && i < p.outputs.size(); i++) {
+    Held results(PyTuple_New(static_cast<Py_ssize_t>(p.outputs.size())));
+    for (size_t i = 0; results.get() != nullptr && i < p.outputs.size(); i++) {
         PyObject *one = runner.output(p.outputs[i]);
-        if (one == nullptr) Py_CLEAR(results);
-        else PyTuple_SET_ITEM(results, static_cast<Py_ssize_t>(i), one);
+        if (one == nullptr) return nullptr;
+        PyTuple_SET_ITEM(results.get(), static_cast<Py_ssize_t>(i), one);
     }
-    return results;
+    return results.release();
 }
 
 PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n, std::vector<int64_t> *nanoseconds = nullptr) {
@@ -302,14 +302,9 @@ PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n, std::v
         return nullptr;
     }
     // The plan may lose its last reference while it runs (a Python step may drop it).
-    Py_INCREF(self);
-    PyObject *result;
-    {
-        Call call(p, inputs);
-        result = call.prepare() ? call.execute(nanoseconds) : nullptr;
-    }
-    Py_DECREF(self);
-    return result;
+    Held alive(Py_NewRef(self));
+    Call call(p, inputs);
+    return call.prepare() ? call.execute(nanoseconds) : nullptr;
 }
 
 PyObject *run_inputs(PyObject *self, PyObject *const *inputs, Py_ssize_t n) { return run_plan(self, inputs, n); }
@@ -328,17 +323,16 @@ PyObject *plan_consume(PyObject *self, PyObject *list) {
         for (PyObject *input : inputs) Py_DECREF(input);
         return nullptr;
     }
-    Py_INCREF(self);
-    PyObject *result = nullptr;
+    Held alive(Py_NewRef(self));
+    Call call(p, inputs.data());
     {
-        Call call(p, inputs.data());
-        bool ready = call.prepare() && call.check_inputs();
-        if (ready) call.own_inputs();
-        for (PyObject *input : inputs) Py_DECREF(input);
-        if (ready) result = call.execute();
+        Finally given_back{[&] {
+            for (PyObject *input : inputs) Py_DECREF(input);
+        }};
+        if (!call.prepare() || !call.check_inputs()) return nullptr;
+        call.own_inputs();
     }
-    Py_DECREF(self);
-    return result;
+    return call.execute();
 }
 
 // The name of a step that computes; empty for one that keeps house.

@@ -16,13 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "library_call.h"
 #include "native.h"
 #include "tensors.h"
 
 namespace fw {
-
-// An at::Tensor*, as the aoti_torch_* functions take it.
-using Handle = void *;
 
 // --- PyTorch (plan_torch.cpp) ------------------------------------------------------------------------------------------------
 
@@ -198,33 +196,7 @@ struct LaunchStep {
     std::vector<uint8_t> by_value, written;
     int32_t device, grid, threads, shared;
     bool scratch;  // the last buffer is scratch memory of Triton's own
-    std::string name;
-};
-
-// How one integer-class argument of a C function is made.
-enum class ArgKind : uint8_t {
-    Immediate,     // the payload itself
-    Value,         // values[payload]
-    ValueAddress,  // &values[payload]: an int array, or an optional int that is present
-    ValueAddressAddress,
-    Handle,         // the slot's handle
-    HandleAddress,  // its address: a list of tensors, or an optional tensor that is present
-    Bytes,          // address of constant bytes
-    BytesAddress,   // address of that address
-    Out,            // address where the result's handle is put
-    Scratch,        // address where a number is put that nobody reads
-};
-struct Arg {
-    ArgKind kind;
-    int64_t payload;
-};
-constexpr int kMaxIntegers = 24, kMaxDoubles = 6;
-struct ExternStep {
-    void *function;
-    std::vector<Arg> integers;
-    std::vector<double> doubles;
-    std::vector<std::string> bytes;
-    std::vector<int32_t> results;
+    bool waits;    // the kernel itself waits for those before it
     std::string name;
 };
 
@@ -363,6 +335,7 @@ class Runner {
     PyThreadState *released_ = nullptr;
     bool mutated_ = false;
     int32_t device_ = -1;            // the GPU that is current while this runs
+    bool follows_ = false;           // what was put on the stream last is a kernel of this plan
     void *guard_ = nullptr, *stream_ = nullptr;
     std::vector<Handle> copies_;     // of misaligned inputs
     std::string outside_;            // what an access outside its buffer was, if the user is to hear of it

@@ -101,7 +101,7 @@ bool read_kernel(Reader &r, const Limits &limits, KernelStep *step) {
     return r.ok() && read_indices(r.object(), 0, limits.slots, &step->buffers) && read_indices(r.object(), 0, limits.values, &step->sizes);
 }
 
-// (name, function, device, grid, threads, shared, whether the last buffer is Triton's, buffers, by value, written, sizes)
+// (name, function, device, grid, threads, shared, whether the last buffer is Triton's, whether it waits, buffers, by value, written, sizes)
 bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
     step->name = r.text();
     PyObject *function = r.object();
@@ -116,6 +116,7 @@ bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
     step->threads = r.index(1, 1025);
     step->shared = r.index(0, 1 << 20);
     step->scratch = r.index(0, 2) != 0;
+    step->waits = r.index(0, 2) != 0;
     std::vector<int32_t> by_value, written;
     if (!r.ok() || !read_indices(r.object(), 0, limits.slots, &step->buffers) || !read_indices(r.object(), 0, 2, &by_value) ||
         !read_indices(r.object(), 0, 2, &written) || !read_indices(r.object(), 0, limits.values, &step->sizes))
@@ -250,6 +251,7 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
         }
         case StepKind::Python: {
             PythonStep python;
+            make_room(p->pythons);
             if (!read_python(r, limits, &python)) return false;
             python.collective =
                 python.name.rfind("_c10d_functional::", 0) == 0 || python.name.rfind("fusewright_c10d::", 0) == 0;
@@ -312,6 +314,7 @@ bool read_output(PyObject *tuple, const Limits &limits, Program *p) {
         SlotKind kind = p->slots[output.slot].kind;
         if (kind == SlotKind::Arena || kind == SlotKind::Window || kind == SlotKind::Alias) r.fail("temporary memory cannot be an output");
     }
+    make_room(p->outputs);
     Py_INCREF(output.value);
     p->outputs.push_back(output);
     return r.ok();

@@ -96,6 +96,7 @@ Block *acquire_block(size_t size, size_t limit) {
         }
     }
     if (found == nullptr) {
+        make_room(blocks);
         found = new Block();
         found->kept = !over;
         blocks.push_back(found);

@@ -79,9 +79,9 @@ bool Runner::python(const PythonStep &step) {
     mutated_ |= step.collective;
     PyObject *result = call_python(step);
     if (result == nullptr) return fail_with_current_exception(step.name);
+    Held alive(result);
     size_t position = 0;
     bool ok = take_results(step, result, &position);
-    Py_DECREF(result);
     if (ok && position < step.results.size()) ok = fail(step.name + " returned fewer results than the graph says", PyExc_RuntimeError);
     return ok;
 }

@@ -64,26 +64,6 @@ void run_portions(int64_t begin, int64_t end, void *context) {
     }
 }
 
-// Calls a C function of integer-class and double arguments. On x86-64 System V and 64-bit ARM Linux the two classes travel in separate
-// registers and only integers spill to the stack (in order, eight bytes each), so passing all integers first, then the doubles, and
-// more of either than the function takes, is the same call for every mixture of up to eight doubles.
-template <size_t... I>
-int32_t call_with(void *function, const int64_t *i, const double *d, std::index_sequence<I...>) {
-    using Function = int32_t (*)(decltype(int64_t(I))..., double, double, double, double, double, double);
-    return reinterpret_cast<Function>(function)(i[I]..., d[0], d[1], d[2], d[3], d[4], d[5]);
-}
-
-int32_t call_c(void *function, size_t n, const int64_t *integers, const double *doubles) {
-    if (n <= 6) return call_with(function, integers, doubles, std::make_index_sequence<6>());
-    if (n <= 14) return call_with(function, integers, doubles, std::make_index_sequence<14>());
-    return call_with(function, integers, doubles, std::make_index_sequence<kMaxIntegers>());
-}
-
-template <typename T>
-int64_t as_integer(T *pointer) {
-    return static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer));
-}
-
 }  // namespace
 
 bool Runner::run() {
@@ -122,8 +102,8 @@ bool Runner::step(Step one) {
         case StepKind::Kernel: return kernel(p.kernels[one.operand]);
         case StepKind::Group: return group(p.groups[one.operand]);
         case StepKind::Launch: return launch(p.launches[one.operand]);
-        case StepKind::Extern: return external(p.externs[one.operand]);
-        case StepKind::Python: return python(p.pythons[one.operand]);
+        case StepKind::Extern: follows_ = false; return external(p.externs[one.operand]);
+        case StepKind::Python: follows_ = false; return python(p.pythons[one.operand]);
         case StepKind::Allocate: return allocate(one.operand);
         case StepKind::Window: return window(one.operand);
         case StepKind::Release: release(one.operand); return true;
@@ -277,6 +257,7 @@ bool Runner::enter_device(int32_t device) {
     bool ok = guard_ == nullptr ? torch.cuda_guard(device, &guard_) == 0 : torch.cuda_guard_set(guard_, device) == 0;
     if (!ok || torch.cuda_stream(device, &stream_) != 0) return fail(torch_error("the current stream"), PyExc_RuntimeError);
     device_ = device;
+    follows_ = false;
     return true;
 }
 
@@ -292,7 +273,9 @@ bool Runner::aligned_copy(int32_t slot, void **pointer) {
     const Slot &s = p.slots[slot];
     int64_t span = 1, one = 1;
     for (int32_t i = 0; i < s.ndim; i++) span += (v[s.sizes + i] - 1) * v[s.strides + i];
+    make_room(copies_);
     Handle flat = nullptr, copy = nullptr;
+    follows_ = false;
     bool ok = (s.kind == SlotKind::Input || s.kind == SlotKind::Constant) &&
               torch.reinterpret(f.handles[slot], 1, &span, &one, 0, &flat) == 0 &&
               torch.empty_strided(1, &span, &one, s.dtype, s.device, s.device_index, &copy) == 0;
@@ -326,8 +309,10 @@ bool Runner::launch(const LaunchStep &step) {
     parameters[all] = &scratch;  // Triton's own memory: descriptions of tensors for the copy engine, and what profiling writes
     parameters[all + 1] = &nothing;
     std::string error;
-    if (cuda_launch(step.device, step.function, grid, step.threads, step.shared, stream_, parameters, &error)) return true;
-    return fail(step.name + ": " + error, PyExc_RuntimeError);
+    DeviceLaunch shape{step.function, grid, step.device, step.threads, step.shared, stream_, step.waits && follows_};
+    if (!cuda_launch(shape, parameters, &error)) return fail(step.name + ": " + error, PyExc_RuntimeError);
+    follows_ = true;
+    return true;
 }
 
 bool Runner::pointer(int32_t slot) {
@@ -409,35 +394,9 @@ bool Runner::mutate(int32_t slot) {
 // --- library operators through C ---------------------------------------------------------------------------------------------
 
 bool Runner::external(const ExternStep &step) {
-    int64_t integers[kMaxIntegers] = {0};
-    int64_t indirect[kMaxIntegers];
-    double doubles[kMaxDoubles] = {0};
     for (int32_t slot : step.results) release(slot);
-    for (size_t i = 0; i < step.integers.size(); i++) {
-        const Arg &arg = step.integers[i];
-        int64_t n = arg.payload;
-        switch (arg.kind) {
-            case ArgKind::Immediate: integers[i] = n; break;
-            case ArgKind::Scratch: integers[i] = as_integer(&indirect[i]); break;
-            case ArgKind::Value: integers[i] = v[n]; break;
-            case ArgKind::ValueAddress: integers[i] = as_integer(v + n); break;
-            case ArgKind::ValueAddressAddress:
-                indirect[i] = as_integer(v + n);
-                integers[i] = as_integer(&indirect[i]);
-                break;
-            case ArgKind::Handle: integers[i] = as_integer(static_cast<char *>(f.handles[n])); break;
-            case ArgKind::HandleAddress:
-            case ArgKind::Out: integers[i] = as_integer(&f.handles[n]); break;
-            case ArgKind::Bytes: integers[i] = as_integer(step.bytes[n].data()); break;
-            case ArgKind::BytesAddress:
-                indirect[i] = as_integer(step.bytes[n].data());
-                integers[i] = as_integer(&indirect[i]);
-                break;
-        }
-    }
-    for (size_t i = 0; i < step.doubles.size(); i++) doubles[i] = step.doubles[i];
     drop_gil();
-    if (call_c(step.function, step.integers.size(), integers, doubles) != 0) {
+    if (call_library(step, f.handles.data(), v) != 0) {
         for (int32_t slot : step.results) f.handles[slot] = nullptr;
         return fail(torch_error(step.name.c_str()), PyExc_RuntimeError);
     }

@@ -18,7 +18,7 @@ from fusewright.backends import pipeline
 from fusewright.base import events
 from fusewright.base.options import OPTIONS, SKIPPABLE
 from fusewright.select import linear
-from tests.listening import kernel_names, products
+from tests.listening import kernel_names, products, stage_texts
 
 Seen = Callable[[dict[str, Any]], object]
 
@@ -176,6 +176,12 @@ def has_product(options: dict[str, Any], model: nn.Module) -> bool:
     return products(made) > 0
 
 
+def calls_sleef(options: dict[str, Any]) -> bool:
+    with stage_texts("kernels") as texts:
+        fusewright.compile(torch.cos, options=options | {"disk_cache": False})(torch.randn(256))
+    return "Sleef_cos" in "".join(texts)
+
+
 def replays(options: dict[str, Any], trains: bool = False) -> bool:
     """Whether launches are those of a recorded CUDA graph."""
     model = nn.Linear(64, 64, device="cuda").requires_grad_(trains)
@@ -226,6 +232,7 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
         lambda seeing: lambda options: has_product(options | {"disk_cache": False}, nn.Linear(256, 768).eval()),
         False,
     ),
+    "vector_functions": (lambda seeing: calls_sleef, False),
     "capture_dynamic_output_shape_ops": (
         lambda seeing: breaks(lambda x: x[x > 0] * 2, torch.tensor([1.0, -1.0, 2.0])),
         True,

@@ -134,9 +134,14 @@ def _in_child(queue, compiled, x, threads: int) -> None:
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+child_starts_threads = pytest.mark.skipif(
+    "tsan" in os.environ.get("LD_PRELOAD", ""),
+    reason="ThreadSanitizer ends a child that starts threads, if its parent had some when it forked",
+)
 
 
 @needs_fork
+@child_starts_threads
 @pytest.mark.parametrize("backend", ["eager", "native"])
 def test_a_forked_child_calls_and_recompiles(backend: str) -> None:
     compiled = fusewright.compile(scale, backend=backend)
@@ -203,7 +208,7 @@ def collate(batch: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "method", ["fork", pytest.param("spawn", marks=pytest.mark.sweep)]
+    "method", [pytest.param("fork", marks=child_starts_threads), pytest.param("spawn", marks=pytest.mark.sweep)]
 )  # spawning imports torch: 8 s
 def test_workers_of_a_data_loader(method: str) -> None:
     module_level(torch.ones(2, 3))

@@ -288,7 +288,7 @@ class Json {
 };
 
 // The records of src/fusewright/runtime/artifact.py: how many fields each has, in the order of their numbers there.
-constexpr int kFields[] = {12, 11, 6, 5, 7, 2, 2, 8, 4, 7, 1};
+constexpr int kFields[] = {12, 11, 6, 5, 7, 2, 2, 8, 4, 7, 1, 9, 5, 3, 1, 6, 1, 2};
 
 class Plan {
   public:
@@ -352,6 +352,18 @@ class Plan {
             case 'S':
             case 'K':
             case 'D': text(&made); break;
+            case 'O': {
+                Value overload;
+                text(&made);
+                text(&overload);
+                made.kind = Value::Operator;
+                if (!overload.text.empty() && overload.text != "default") made.text += "." + overload.text;
+                break;
+            }
+            case 'C':  // complex: nothing here reads it
+                made.kind = Value::Data;
+                made.data = bytes(16);
+                break;
             case 'Y':
                 made.kind = Value::Data;
                 made.data = bytes(number());
@@ -368,13 +380,13 @@ class Plan {
                 break;
             case 'R': {
                 uint64_t which = number();
-                require(which < sizeof kFields / sizeof *kFields, "a call plan has a record that is not for standalone packages");
+                require(which < sizeof kFields / sizeof *kFields, "a call plan has a record that the runtime without Python does not know");
                 made.kind = Value::Record;
                 made.integer = static_cast<int64_t>(which);
                 items(&made, kFields[which], depth);
                 break;
             }
-            default: fail("a call plan has a value that is not for standalone packages");
+            default: fail("a call plan has a value of another form");
         }
         return made;
     }

@@ -44,10 +44,10 @@ std::string sha256(Bytes data);
 
 // A value of JSON, or of a call plan.
 struct Value {
-    enum Kind { Null, Bool, Integer, Real, Text, List, Object, Record, Data } kind = Null;
+    enum Kind { Null, Bool, Integer, Real, Text, List, Object, Record, Data, Operator } kind = Null;
     int64_t integer = 0;  // of a record: its number
     double real = 0;
-    std::string text;
+    std::string text;  // of an operator: namespace::name.overload
     std::vector<Value> items;
     std::vector<std::string> keys;  // of an object
     Bytes data;

@@ -1,4 +1,5 @@
-/* Runs packages of fusewright.package(..., standalone=True): without Python and without PyTorch.
+/* Runs packages of fusewright.package, without Python. Those made with standalone=True need nothing else; others call
+ * operators of PyTorch through its C functions, in libtorch_cpu.so, which is opened when such a package is loaded.
  *
  * Every function that can fail gives a status; fw_last_error() says in words what was wrong, on the calling thread.
  * A package may be used by any number of threads at the same time. Its code runs with the rights of the process: load
@@ -17,8 +18,8 @@ extern "C" {
 
 typedef enum {
     FW_OK = 0,
-    FW_FILE = 1,    /* the file is damaged, or no standalone package */
-    FW_MACHINE = 2, /* no code in the file runs on this processor */
+    FW_FILE = 1,    /* the file is damaged, or no package */
+    FW_MACHINE = 2, /* no code in the file runs on this processor, or with this libtorch; or there is none */
     FW_INPUT = 3,   /* the arguments are not what the program takes */
     FW_MEMORY = 4,  /* no memory is left */
     FW_RUN = 5      /* the program failed: an index out of range */
@@ -39,6 +40,10 @@ typedef struct {
 } fw_tensor;
 
 typedef struct fw_package fw_package;
+
+/* Where libtorch_cpu.so is: its path, or its folder's. For packages that are not standalone, before the first of them is
+ * loaded. Without it the one that is in the process is taken, or the dynamic loader's own places are searched. */
+FW_API fw_status fw_use_torch(const char *path);
 
 FW_API fw_status fw_load(const char *path, fw_package **package);
 /* The same, refusing a package that the owner of this Ed25519 key did not sign (FW_FILE). key: its 32 public bytes. */

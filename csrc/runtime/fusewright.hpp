@@ -20,6 +20,9 @@ inline void check(fw_status status) {
     if (status != FW_OK) throw Error(status, fw_last_error());
 }
 
+// Where libtorch_cpu.so is, for packages that are not standalone: its path or folder. Before the first is loaded.
+inline void use_torch(const std::string &path) { check(fw_use_torch(path.c_str())); }
+
 // A result: owns its memory.
 class Tensor {
   public:

@@ -3,6 +3,7 @@
 // file or an argument holds leaves this library as a C++ exception.
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -143,6 +144,7 @@ struct fw_package {
     explicit fw_package(const char *path) : file(path) {}
     fw::Mapping file;
     std::vector<std::unique_ptr<std::vector<int64_t>>> copies;  // of weights that lie at odd places
+    fw::Operators operators;
     std::vector<fw::Entry> entries;
 };
 
@@ -164,6 +166,8 @@ class Reader {
         named("package.json", [&] { require(manifest["format"].number() == 1, "another format"); });
         check_hashes(*named("package.json", [&] { return &manifest["hashes"]; }));
         read_weights();
+        if (has(manifest, "operators")) named("package.json", [&] { package_->operators = read_operators(manifest["operators"]); });
+        if (has(manifest, "made_with") && has(manifest["made_with"], "torch")) named("package.json", [&] { made_with_ = manifest["made_with"]["torch"].string(); });
         std::string target = chosen(*named("package.json", [&] { return &manifest["targets"]; }));
         const Value &programs = *named("package.json", [&] { return &manifest["programs"]; });
         require(programs.kind == Value::Object && !programs.items.empty(), "package.json: has no programs");
@@ -175,6 +179,11 @@ class Reader {
     const uint8_t *key_;
     Parts parts_;
     std::map<std::string, Bytes> tensors_;
+    std::string made_with_;
+
+    static bool has(const Value &object, const char *key) {
+        return object.kind == Value::Object && std::find(object.keys.begin(), object.keys.end(), key) != object.keys.end();
+    }
 
     Bytes part(const std::string &name) {
         auto found = parts_.find(name);
@@ -294,8 +303,7 @@ class Reader {
                 made.leaf = leaf_of(one.at(1));
                 if (kind == "size") made.dim = one.at(2).within(0, entry->leaves[made.leaf].shape.size());
             } else {
-                require(kind == "state" || kind == "constant", "an input of another form");
-                made = weight(signature["weights"], (kind == "state" ? "" : "constant:") + one.at(1).string());
+                made = weight_input(one, signature["weights"]);
             }
             inputs.push_back(made);
         }
@@ -316,8 +324,57 @@ class Reader {
             }));
         const std::string &name = record["part"].string();
         Bytes code = part(name);
-        made.plan = named(name, [&] { return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs)); });
+        Library library{&package_->operators, made_with_, nullptr, {}};
+        if (has(record, "prepare")) {
+            const Value &prepare = record["prepare"];
+            for (const Value &size : prepare["usual"].list().items) library.usual.push_back(size.number());
+            library.preparation = preparation(prepare, signature["weights"]);
+        }
+        made.plan = named(name, [&] { return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs), std::move(library)); });
         return made;
+    }
+
+    // What computes the inputs of a plan that depend on weights alone: a plan, then operators that make layouts of their own.
+    std::shared_ptr<const Preparation> preparation(const Value &prepare, const Value &weights) {
+        std::vector<PlanInput> inputs;
+        for (const Value &one : prepare["inputs"].list().items) inputs.push_back(weight_input(one, weights));
+        size_t values = size_t(prepare["values"].within(0, 1 << 20));
+        std::vector<size_t> outputs(values);
+        for (size_t i = 0; i < values; i++) outputs[i] = i;
+        std::vector<Preparation::Result> results;
+        for (const Value &one : prepare["results"].list().items) {
+            Preparation::Result made;
+            if (one.list().at(0).string() == "value") {
+                made.value = size_t(one.at(1).within(0, values));
+            } else {
+                auto found = package_->operators.find(one.at(1).string());
+                require(found != package_->operators.end(), "an operator that is not described: " + one.at(1).string());
+                std::vector<Argument> given;
+                for (const Value &argument : one.at(2).list().items) {
+                    Argument own;
+                    if (argument.kind == Value::Object) {
+                        own.kind = Argument::Slot;
+                        own.number = size_t(argument["value"].within(0, values));
+                    } else {
+                        own.constant = argument;
+                    }
+                    given.push_back(std::move(own));
+                }
+                made.step = std::make_unique<OperatorStep>(operator_step(found->second, std::move(given), {}, {int64_t(values)}));
+            }
+            results.push_back(std::move(made));
+        }
+        const std::string &name = prepare["part"].string();
+        Bytes code = part(name);
+        Library library{&package_->operators, made_with_, nullptr, {}};
+        auto plan = named(name, [&] { return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs), std::move(library)); });
+        return std::make_shared<const Preparation>(std::move(plan), std::move(results), values);
+    }
+
+    PlanInput weight_input(const Value &one, const Value &weights) {
+        const std::string &kind = one.list().at(0).string();
+        require(kind == "state" || kind == "constant", "an input of another form");
+        return weight(weights, (kind == "state" ? "" : "constant:") + one.at(1).string());
     }
 
     PlanInput weight(const Value &weights, const std::string &name) {
@@ -403,6 +460,10 @@ void check_inputs(const Entry &entry, const fw_tensor *inputs, size_t count) {
 }  // namespace fw
 
 using namespace fw;
+
+fw_status fw_use_torch(const char *path) {
+    return guarded([&] { use_torch(path); });
+}
 
 fw_status fw_load(const char *path, fw_package **package) { return fw_load_signed(path, nullptr, package); }
 

@@ -1,12 +1,15 @@
-// One call plan of generated kernels, read from a package, and a call of it.
+// One call plan, read from a package, and a call of it: generated kernels, and operators of PyTorch's through its C functions.
 // Takes the bytes of a `.code` part and pointers; gives memory of the results. Always holds: every slot and value number
 // of a plan that was read is in range; a plan is not changed by calls, so that threads share it.
 #ifndef FUSEWRIGHT_RUNTIME_PLAN_H
 #define FUSEWRIGHT_RUNTIME_PLAN_H
 
+#include <cstdlib>
 #include <memory>
+#include <mutex>
 
 #include "file.h"
+#include "torch.h"
 
 namespace fw {
 
@@ -15,22 +18,58 @@ struct DType {
     int64_t size;
 };
 extern const DType kDTypes[10];  // in the order of fw_dtype
+constexpr int64_t kMost = int64_t(1) << 46;  // bytes of one tensor
+enum SlotKind { kInput, kConstant, kArena, kFresh, kReturned, kWindow, kAlias };
 int32_t dtype_of(const std::string &name);
 
+struct Free {
+    void operator()(void *memory) const { std::free(memory); }
+};
+using Owned = std::unique_ptr<void, Free>;
 
 struct PlanInput {
-    enum Kind { Leaf, Weight, Size } kind;
-    size_t leaf = 0, dim = 0;
+    enum Kind { Leaf, Weight, Size, Number, Prepared } kind;
+    size_t leaf = 0, dim = 0;    // leaf: of one that is prepared, its number
+    int64_t number = 0;          // the usual value of a size
     const void *data = nullptr;  // of a weight
     size_t reach = 0;            // its bytes
 };
 
+// A tensor by handle, and the memory that it looks at where it has none of its own.
+class Kept {
+  public:
+    explicit Kept(Handle handle) : handle_(handle) {}
+    Kept(Kept &&other) noexcept : handle_(other.handle_), memory(std::move(other.memory)) { other.handle_ = nullptr; }
+    Kept &operator=(Kept &&) = delete;
+    ~Kept() {
+        if (handle_ != nullptr) torch().delete_handle(handle_);
+    }
+    Handle handle() const { return handle_; }
+
+  private:
+    Handle handle_;
+
+  public:
+    std::shared_ptr<void> memory;
+};
+
+class Preparation;
+
+// What a plan may call besides its kernels.
+struct Library {
+    const Operators *operators = nullptr;
+    std::string made_with;  // the version of PyTorch
+    std::shared_ptr<const Preparation> preparation;
+    std::vector<int64_t> usual;  // sizes that values are prepared for, and serve any
+};
+
 class CallPlan {
   public:
-    CallPlan(Bytes data, std::vector<PlanInput> inputs, std::vector<size_t> outputs);
+    CallPlan(Bytes data, std::vector<PlanInput> inputs, std::vector<size_t> outputs, Library library);
     ~CallPlan();
     CallPlan(const CallPlan &) = delete;
     void run(const fw_tensor *leaves, fw_tensor *results) const;
+    std::vector<Kept> run_kept() const;  // of a plan without arguments: its results as tensors, views of one memory included
     fw_tensor described(size_t result) const;
 
   private:
@@ -40,6 +79,7 @@ class CallPlan {
         size_t where;
         int32_t dtype;
         size_t ndim, sizes, strides, offset;
+        bool needs_pointer, needs_handle;  // needs_handle: an operator reads or makes it
     };
     struct Call {
         Kernel function;
@@ -49,9 +89,13 @@ class CallPlan {
         int64_t grain;
     };
     struct Step {
-        bool allocates;
-        size_t number;  // of a slot, or of the first call
-        size_t count;
+        enum Kind { Kernels, Allocate, Window, Release, Check, Gather, Extern, Operator, Skip } kind;
+        size_t number;  // of a slot, a value entry or a call of its kind
+        size_t count;   // of kernels, or of steps that are skipped
+    };
+    struct Gathered {
+        size_t first;
+        std::vector<size_t> sources;
     };
     struct Symbol {
         size_t value, input;
@@ -69,27 +113,64 @@ class CallPlan {
     struct Memory;
 
     std::vector<PlanInput> inputs_;
+    Library library_;
     std::vector<int64_t> values_;
     std::vector<Symbol> symbols_;
     std::vector<Instruction> instructions_;
     std::vector<Slot> slots_;
     std::vector<Call> calls_;
+    std::vector<ExternStep> externs_;
+    std::vector<OperatorStep> operators_;
+    std::vector<Gathered> gathers_;
     std::vector<Step> steps_;
     std::vector<Output> outputs_;
     std::vector<std::vector<int64_t>> constants_;  // eight bytes a word: aligned
+    std::vector<Kept> fixed_;                      // handles of weights and constants
+    std::vector<Handle> handles_;                  // by slot: those of fixed_
     size_t arena_ = 0;
+    bool calls_library_ = false;
     void *code_ = nullptr;
     size_t code_size_ = 0;
 
     void load_code(Bytes data, const std::vector<std::string> &keys);
     void read_slot(const Value &record);
+    void read_step(const Value &record, std::vector<std::string> *keys);
+    void read_slot_step(const Value &record);
     void read_call(const Value &record, std::vector<std::string> *keys);
+    void read_extern(const Value &record);
+    void read_operator(const Value &record);
+    void read_output(const Value &record);
+    void hold_fixed();
+    size_t handled(const Value &slot);
     size_t run_of(const Value &start, size_t count) const;
     void check_weights() const;
     int64_t bytes_of(const int64_t *values, const Slot &slot) const;
+    const int64_t *start(const fw_tensor *leaves, Memory *memory) const;
+    void perform(const int64_t *values, Memory *memory) const;
     void perform(const Call &call, void *const *pointers, const int64_t *values) const;
+    void check_result(size_t slot, const int64_t *values, Memory *memory) const;
     void compute(std::vector<int64_t> *values, const fw_tensor *leaves) const;
     void give(const Output &output, const int64_t *values, Memory *memory, fw_tensor *result) const;
+};
+
+// Values that a plan reads and that depend on weights alone: computed when a call first needs them.
+class Preparation {
+  public:
+    struct Result {
+        size_t value = 0;                 // of the plan's, where no operator makes it
+        std::unique_ptr<OperatorStep> step;  // its slots are numbers of values
+    };
+    Preparation(std::unique_ptr<CallPlan> plan, std::vector<Result> results, size_t values)
+        : plan_(std::move(plan)), results_(std::move(results)), values_(values) {}
+    size_t size() const { return results_.size(); }
+    const std::vector<Kept> &get() const;
+
+  private:
+    std::unique_ptr<CallPlan> plan_;
+    std::vector<Result> results_;
+    size_t values_;
+    mutable std::mutex mutex_;
+    mutable std::unique_ptr<std::vector<Kept>> made_;
 };
 
 }  // namespace fw

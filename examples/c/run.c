@@ -33,7 +33,7 @@ static void show(const char *name, const fw_tensor *tensor) {
 
 int main(int count, char **words) {
     fw_package *package = NULL;
-    fw_tensor inputs[8], outputs[8];
+    fw_tensor inputs[8], outputs[16];
     double started = now();
     if (count < 2) return 2;
     if (fw_load(words[1], &package) != FW_OK) return failed("load");
@@ -47,7 +47,7 @@ int main(int count, char **words) {
     }
     if (count > 3) {
         size_t given = (size_t)count - 3, made = fw_output_count(package, 0);
-        if (given > 8 || made > 8) return 2;
+        if (given > 8 || made > 16) return 2;
         for (size_t i = 0; i < given; i++) {
             if (fw_input(package, 0, i, &inputs[i]) != FW_OK) return failed("input");
             for (int k = 0; k < inputs[i].ndim; k++)

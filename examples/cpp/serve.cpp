@@ -1,7 +1,7 @@
 // Serves a package: calls its first program once for each line of input, and says how long each took.
-//     serve PACKAGE [--key FILE] [FILE...]
+//     serve PACKAGE [--key FILE] [--torch FOLDER] [FILE...]
 // A file for each argument of the program, its elements row by row, of fixed sizes. --key: the 32 bytes of the Ed25519
-// key that the package must be signed by.
+// key that the package must be signed by. --torch: where libtorch_cpu.so is, for a package that is not standalone.
 #include <fusewright.hpp>
 
 #include <chrono>
@@ -20,10 +20,13 @@ static std::vector<char> content(const char *path) {
 }
 
 int main(int count, char **words) {
-    if (count < 2) return std::cerr << "serve PACKAGE [--key FILE] [FILE...]\n", 2;
+    if (count < 2) return std::cerr << "serve PACKAGE [--key FILE] [--torch FOLDER] [FILE...]\n", 2;
     try {
-        int first = count > 3 && std::string(words[2]) == "--key" ? 4 : 2;
-        auto key = first == 4 ? content(words[3]) : std::vector<char>();
+        int first = 2;
+        std::vector<char> key;
+        for (std::string word; first + 1 < count && (word = words[first], word == "--key" || word == "--torch"); first += 2)
+            if (word == "--key") key = content(words[first + 1]);
+            else fusewright::use_torch(words[first + 1]);
         auto start = Clock::now();
         fusewright::Package package(words[1], std::string(key.begin(), key.end()));
         std::cout << "loaded " << since(start) << std::endl;

@@ -398,7 +398,8 @@ def package(
     """Writes an exported program, or several by name that share their weights, with the machine code that runs it, to a
     path or to a file that is open for writing bytes: docs/export.md.
 
-    targets   processors to compile for: "native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"
+    targets   processors to compile for: "native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"; for programs on a
+              GPU architectures: "native" (this machine's), "sm_80", "sm_90", ...
     options   of the compile, as `compile` takes them
     sign_key  an Ed25519 private key (of the package cryptography, or 32 bytes) to sign the file with
     standalone  every step is a generated kernel: the file runs without Python and PyTorch too (docs/export.md)

@@ -64,7 +64,7 @@ from fusewright.base.location import callers_line, looping
 from fusewright.base.options import Settings
 from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
-from fusewright.base.signals import Deadline, GraphBreak, Signal, SkipFrame
+from fusewright.base.signals import Deadline, GraphBreak, Signal, SkipFrame, memory_was_short
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.bytecode.resume import in_loop
 from fusewright.capture.conversions import converting, plain_sources, under_inference_mode
@@ -378,7 +378,7 @@ class Compiler:
             self.notify(InternalError(name, state.stage, traceback.format_exc()))
         except Exception as second:  # a full disk, say
             what += f" (nor could this be noted: {type(second).__name__}: {second})"
-        if isinstance(error, MemoryError):
+        if memory_was_short(error):
             return  # the next call may have enough
         state.skipped = True
         if self.settings.fullgraph:

@@ -15,7 +15,6 @@ from tests.autograd.programs import PROGRAMS
 
 # Programs that are not compiled whole: the catalogue's codes of their graph breaks and skipped frames.
 BREAKS: dict[str, set[str]] = {
-    "hook_input_inside": {"autograd-call"},
     "retain_grad_inside": {"autograd-call"},
     "tensor_subclass_param_hook_module": {"tensor-address"},
     "module_bw_pre_hook": {"tensor-address"},

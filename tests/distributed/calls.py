@@ -159,6 +159,54 @@ def lists(x: Tensor) -> Tensor:
     return torch.stack([made, *exchanged]).sum(0)
 
 
+def passed_on(x: Tensor) -> Tensor:
+    """From each to the next, both ways at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    made = torch.zeros_like(x)
+    sending = dist.isend(x * 2, (rank + 1) % size)
+    receiving = dist.irecv(made, src=(rank - 1) % size)
+    between = x.exp()
+    for work in (sending, receiving):
+        work.wait()
+    return made + between
+
+
+def in_a_batch(x: Tensor) -> Tensor:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    left, right = torch.zeros_like(x), torch.zeros_like(x)
+    before, behind = (rank - 1) % size, (rank + 1) % size
+    batch = [
+        dist.P2POp(dist.isend, x.sin(), behind, tag=1),
+        dist.P2POp(dist.isend, x.cos(), before, tag=2),
+        dist.P2POp(dist.irecv, left, before, tag=1),
+        dist.P2POp(dist.irecv, right, behind, tag=2),
+    ]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    return left * right
+
+
+def behind_barriers(x: Tensor) -> Tensor:
+    dist.barrier()
+    y = x * 2
+    work = dist.barrier(async_op=True)
+    z = y.exp()
+    work.wait()
+    return z
+
+
+def without_waiting(x: Tensor) -> Tensor:
+    y, z, given = x * 2, torch.zeros_like(x), x.exp()
+    works = [dist.reduce(y, dst=0, async_op=True), dist.broadcast(given, src=1, async_op=True)]
+    parts = [x + rank for rank in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    works.append(dist.scatter(z, parts, src=0, async_op=True))
+    into = [torch.empty_like(x) for _ in range(dist.get_world_size())] if dist.get_rank() == 1 else None
+    works.append(dist.gather(x, into, dst=1, async_op=True))
+    for work in works[::-1]:
+        work.wait()
+    return torch.stack([z, given, *(into or [])]) + (y if dist.get_rank() == 0 else x)
+
+
 @functools.cache
 def mesh(kind: str) -> Any:
     return dist.device_mesh.init_device_mesh(kind, (dist.get_world_size(),))
@@ -169,6 +217,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     for function in (
         all_reduce, all_reduce_of_an_input, reductions, all_gather, all_gather_into_tensor, reduce_scatter_tensor,
         all_to_all_single, broadcast, asynchronous, never_used, twice_the_same, functional, operators,
-        exchanged_unevenly, over_a_mesh, reduced, gathered, scattered, sent, lists,
+        exchanged_unevenly, over_a_mesh, reduced, gathered, scattered, sent, lists, passed_on, in_a_batch,
+        behind_barriers, without_waiting,
     )
 }  # fmt: skip

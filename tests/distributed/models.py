@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -26,6 +26,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 20
+
+
+def device() -> torch.device:
+    """That of the process group: gloo's the CPU, NCCL's this process's GPU."""
+    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
 Form = Callable[[Any], Any]
 group: Any = dist.group
 
@@ -178,11 +185,12 @@ class _Left(torch.autograd.Function):
         return gradient
 
 
-def parallelized(of_loss: bool) -> Any:
+def parallelized(of_loss: bool, mesh: Any = None) -> Any:
     """A Llama by parallelize_module. of_loss: between the layers the sequence is cut too, and the logits stay cut."""
     model = Llama(width=32, vocabulary=32)
     for block in model.layers:
         block.attention = Separate(32, 4)
+    model.to(device())
     whole, between = Replicate(), Shard(1) if of_loss else Replicate()
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=between)
     logits = Shard(-1) if of_loss else whole
@@ -198,7 +206,7 @@ def parallelized(of_loss: bool) -> Any:
         layer |= {"attention": gathered, "feed_forward": gathered}
         layer |= {"first": SequenceParallel(), "second": SequenceParallel()}
         top["norm"] = SequenceParallel()
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = mesh or dist.device_mesh.init_device_mesh(device().type, (dist.get_world_size(),))
     for block in model.layers:
         parallelize_module(block, mesh, layer)
     return parallelize_module(model, mesh, top)
@@ -219,19 +227,20 @@ class TensorParallel(nn.Module):
 
 def tokens(step: int, rows: int = 4) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 * dist.get_rank() + step)
-    made = torch.randint(31, (rows, 9), generator=generator)
+    made = torch.randint(31, (rows, 9), generator=generator).to(device())
     return made[:, :-1].contiguous(), made[:, 1:].flatten()
 
 
 def shared(step: int) -> tuple[Tensor, Tensor]:
     """The same on all ranks."""
-    made = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(step))
+    made = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(step)).to(device())
     return made[:, :-1].contiguous(), made[:, 1:].flatten()
 
 
 def images(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 * dist.get_rank() + step)
-    return torch.randn(4, 3, 16, 16, generator=generator), torch.randint(10, (4,), generator=generator)
+    made = torch.randn(4, 3, 16, 16, generator=generator), torch.randint(10, (4,), generator=generator)
+    return made[0].to(device()), made[1].to(device())
 
 
 def train(model: Any, batch: Callable[[int], tuple[Tensor, Tensor]]) -> list[Tensor]:
@@ -258,9 +267,17 @@ def _sharded(model: Any, inside: Form) -> Any:
     return fully_shard(model)
 
 
+def _flat(model: Any, inside: Form) -> Any:
+    """FSDP1, each layer a unit of its own."""
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = FullyShardedDataParallel(inside(layer), device_id=device(), use_orig_params=True)
+    return FullyShardedDataParallel(model, device_id=device(), use_orig_params=True)
+
+
 WRAPPERS: dict[str, Callable[[Any, Form], Any]] = {
     "ddp": lambda model, inside: DistributedDataParallel(inside(model), bucket_cap_mb=0.01),
     "fsdp2": _sharded,
+    "fsdp1": _flat,
     "alone": lambda model, inside: inside(model),
 }
 Make = Callable[[Form, Form], list[Tensor]]
@@ -269,7 +286,7 @@ Make = Callable[[Form, Form], list[Tensor]]
 def made(create: Callable[[], Any], wrapper: str, batch: Callable[[int], tuple[Tensor, Tensor]]) -> Make:
     def run(inside: Form, outside: Form) -> list[Tensor]:
         torch.manual_seed(0)
-        return train(outside(WRAPPERS[wrapper](create(), inside)), batch)
+        return train(outside(WRAPPERS[wrapper](create().to(device()), inside)), batch)
 
     return run
 
@@ -288,6 +305,9 @@ MODELS: dict[str, tuple[Make, str, tuple[int, ...]]] = {
     "llama ddp outside": (made(LLAMA[0], "ddp", LLAMA[1]), "outside", (4,)),
     "llama fsdp2 inside": (made(LLAMA[0], "fsdp2", LLAMA[1]), "inside", (2,)),
     "llama fsdp2 outside": (made(LLAMA[0], "fsdp2", LLAMA[1]), "outside", (4,)),
+    # PyTorch refuses it on a CPU
+    "llama fsdp1 inside": (made(LLAMA[0], "fsdp1", LLAMA[1]), "inside", (2,)),
+    "vit fsdp1 outside": (made(VIT[0], "fsdp1", VIT[1]), "outside", (2,)),
     "vit ddp inside": (made(VIT[0], "ddp", VIT[1]), "inside", (4,)),
     "vit ddp outside": (made(VIT[0], "ddp", VIT[1]), "outside", (2,)),
     "vit fsdp2 outside": (made(VIT[0], "fsdp2", VIT[1]), "outside", (2,)),

@@ -18,6 +18,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fusewright
+from tests.distributed.models import device
 
 
 class Layers(nn.Module):
@@ -31,11 +32,11 @@ class Layers(nn.Module):
 
 def layers(mesh: DeviceMesh) -> nn.Module:
     torch.manual_seed(0)
-    return parallelize_module(Layers(), mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    return parallelize_module(Layers().to(device()), mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
 
 
 def shared(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device())
 
 
 def whole(value: Any) -> Tensor:
@@ -62,7 +63,7 @@ def placements_are_guarded(mesh: DeviceMesh) -> None:
     compiled = fusewright.compile(function, fullgraph=True)
     kinds: list[Placement] = [Shard(0), Replicate(), Shard(1), Partial(), Shard(0)]
     for kind in kinds:
-        x = DTensor.from_local(torch.randn(4, 4), mesh, [kind])
+        x = DTensor.from_local(torch.randn(4, 4, device=device()), mesh, [kind])
         ours, theirs = compiled(x), function(x)
         assert ours.placements == theirs.placements
         same(ours, theirs)
@@ -134,7 +135,7 @@ def gradients_turned_on_inside(mesh: DeviceMesh) -> None:
 def a_mask_leaves(mesh: DeviceMesh) -> None:
     """The placement of the result holds a tensor of the call; so it runs eagerly."""
     table = distribute_tensor(shared(1, 8, 4), mesh, [Shard(0)])
-    index = DTensor.from_local(torch.arange(8), mesh, [Replicate()])
+    index = DTensor.from_local(torch.arange(8, device=device()), mesh, [Replicate()])
 
     def function(index: Any, table: Any) -> Any:
         return F.embedding(index, table)
@@ -149,7 +150,7 @@ def settings_are_guarded(mesh: DeviceMesh) -> None:
     def function(x: Any, y: Tensor) -> Any:
         return (x * y).full_tensor()
 
-    x, y = DTensor.from_local(torch.randn(4, 4), mesh, [Shard(0)]), torch.ones(4 * mesh.size(), 4)
+    x, y = DTensor.from_local(torch.randn(4, 4, device=device()), mesh, [Shard(0)]), torch.ones(4 * mesh.size(), 4, device=device())
     compiled = fusewright.compile(function)
     with implicit_replication():
         same(compiled(x, y), function(x, y))
@@ -161,12 +162,12 @@ def on_two_dimensions(mesh: DeviceMesh) -> None:
     """Tensor parallelism below FSDP2."""
     if mesh.size() < 4:
         return
-    plane = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    plane = init_device_mesh(device().type, (2, 2), mesh_dim_names=("data", "model"))
     results: list[list[Tensor]] = []
     for form in (lambda module: module, fusewright.compile):
         torch.manual_seed(0)
         plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
-        net = fully_shard(form(parallelize_module(Layers(), plane["model"], plan)), mesh=plane["data"])
+        net = fully_shard(form(parallelize_module(Layers().to(device()), plane["model"], plan)), mesh=plane["data"])
         optimizer, kept = torch.optim.AdamW(net.parameters(), lr=0.01), []
         for step in range(5):
             optimizer.zero_grad()
@@ -178,14 +179,57 @@ def on_two_dimensions(mesh: DeviceMesh) -> None:
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
+def works_are_waited_for_by_eager_code(mesh: DeviceMesh) -> None:
+    """What begins in front of a break is waited for behind it; of a work more can be asked than to wait."""
+    rank, size = mesh.get_local_rank(), mesh.size()
+
+    def over_a_break(x: Tensor) -> Tensor:
+        y = x * 2
+        work = dist.all_reduce(y, async_op=True)
+        fusewright.graph_break()
+        z = x.exp()
+        work.wait()
+        return y + z
+
+    def message_over_a_break(x: Tensor) -> Tensor:
+        made = torch.zeros_like(x)
+        works = [dist.isend(x, (rank + 1) % size), dist.irecv(made, (rank - 1) % size)]
+        fusewright.graph_break()
+        for work in works:
+            work.wait()
+        return made * 2
+
+    def asked_for_its_future(x: Tensor) -> Tensor:
+        y = x * 3
+        (found,) = dist.all_reduce(y, async_op=True).get_future().wait()
+        return found + 1
+
+    def left(x: Tensor) -> tuple[Tensor, Any]:
+        y = x * 2
+        return y, dist.all_reduce(y, async_op=True)
+
+    for function in (over_a_break, message_over_a_break, asked_for_its_future, left):
+        compiled = fusewright.compile(function)
+        for step in range(2):
+            results = []
+            for call in (compiled, function):
+                found = call(shared(10 * rank + step, 3, 4))
+                if isinstance(found, tuple):
+                    assert found[1].wait(), "a work that eager code was given"
+                    found[1].is_success()
+                    found = found[0]
+                results.append(found)
+            same(*results)
+
+
 STATES: dict[str, Callable[[DeviceMesh], None]] = {
     found.__name__: found
     for found in (
         placements_are_guarded, optimizers, written_in_place, gradients_accumulate, gradients_turned_on_inside,
-        a_mask_leaves, settings_are_guarded, on_two_dimensions,
+        a_mask_leaves, settings_are_guarded, on_two_dimensions, works_are_waited_for_by_eager_code,
     )
 }  # fmt: skip
 
 
 def check(state: Callable[[DeviceMesh], None]) -> None:
-    state(init_device_mesh("cpu", (dist.get_world_size(),)))
+    state(init_device_mesh(device().type, (dist.get_world_size(),)))

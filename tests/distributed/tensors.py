@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed.nn.functional as collectives
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -102,10 +103,20 @@ def plain_beside(mesh: DeviceMesh, x: Tensor) -> Any:
     return (local(mesh, x, Shard(0)) * 2.5 + 1).to_local(), torch.stack([x, x]).sum()
 
 
+def functions_with_gradients(mesh: DeviceMesh, x: Tensor) -> Any:
+    size, rank = mesh.size(), mesh.get_local_rank()
+    summed = collectives.all_reduce(x.sin())
+    gathered = torch.cat(collectives.all_gather(x * 2))
+    given = collectives.broadcast(x.cos() * (rank + 1), 1)
+    whole = x.repeat(size, 1)
+    exchanged = collectives.all_to_all_single(torch.empty_like(whole), whole)
+    return summed, gathered, given, exchanged
+
+
 PROGRAMS: dict[str, Program] = {
     found.__name__: found
     for found in (
         moved, summed, scattered, exchanged, cut, uneven, product, returned, asked, in_place, shaped, normalised,
-        looked_up, made, plain_beside,
+        looked_up, made, plain_beside, functions_with_gradients,
     )
 }  # fmt: skip

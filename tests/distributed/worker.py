@@ -26,8 +26,10 @@ from fusewright.base.events import STREAM, Captured, Compiled, FellBack, Skipped
 from fusewright.graph.collectives import is_collective
 from tests.distributed.calls import CALLS
 from tests.distributed.models import MODELS
+from tests.distributed.parallel import ON_CPUS_ONLY, ON_GPUS_ONLY, PARALLEL
 from tests.distributed.states import STATES, check
 from tests.distributed.tensors import PROGRAMS, Program
+from tests.distributed.wrapped import WRAPPED
 
 BACKENDS = ("native", "eager", "aot_eager")
 device = torch.device("cpu")
@@ -131,6 +133,7 @@ def main(rank: int, size: int, store: str, out: str, only: str = "", kind: str =
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False
     through = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(through, store=dist.FileStore(store, size), rank=rank, world_size=size)
     report: dict[str, str] = {}
@@ -143,10 +146,10 @@ def main(rank: int, size: int, store: str, out: str, only: str = "", kind: str =
             if only in f"{name} {backend}":
                 run(report, f"{name} {backend}", check_tensors, tensors, backend, backend == "native")
     for name, state in STATES.items():
-        if only in name and kind == "cpu":
+        if only in name:
             run(report, name, check, state)
-    for name, (make, form, sizes) in MODELS.items():
-        if size in sizes and only in name and kind == "cpu":
+    for name, (make, form, sizes) in (MODELS | PARALLEL | WRAPPED).items():
+        if size in sizes and only in name and name not in (ON_GPUS_ONLY if kind == "cpu" else ON_CPUS_ONLY):
             run(report, name, check_model, make, form)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,15 +1,20 @@
-"""Standalone packages by the library without Python: eager's results, no Python in the process, errors for damage."""
+"""Packages by the library without Python: eager's results, no Python in the process, errors for damage. Standalone ones
+need nothing else; others call PyTorch's operators through its C functions."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
 import random
 import re
 import shutil
 import subprocess
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,10 +64,55 @@ class Encoder(nn.Module):
         return x, x.mean(1).argmax(-1)
 
 
+class Functions(nn.Module):
+    """Each elementary function, in both precisions: none may be a library's."""
+
+    def forward(self, x):
+        results = []
+        for y in (x, x.double()):
+            inside, positive = y.clamp(-0.99, 0.99), y.abs() + 1.01
+            results += [
+                y.sin() + y.cos() + y.tan() + y.sinh() + y.cosh() + y.tanh(),
+                inside.asin() + inside.acos() + inside.atanh() + y.atan() + y.asinh() + positive.acosh(),
+                y.exp() + y.exp2() + y.expm1() + y.sigmoid() + y.erf() + y.erfc(),
+                positive.log() + positive.log2() + positive.log10() + positive.log1p() + positive.lgamma(),
+                torch.atan2(y, positive) + positive.pow(y) + torch.hypot(y, positive) + torch.fmod(y, positive),
+            ]
+        return tuple(results)
+
+
 MODELS = {
+    "functions": (Functions, lambda size: torch.randn(size, 37)),
     "layers": (Layers, lambda size: torch.randn(size, 64)),
     "images": (Images, lambda size: torch.randn(size, 3, 16, 16)),
     "encoder": (Encoder, lambda size: torch.randint(0, 50, (size, 16))),
+}
+
+
+class Operators(nn.Module):
+    """Operators that PyTorch's dispatcher is asked for by name: with lists, texts, optional arguments, several results,
+    one that returns its argument, and a result that nobody reads."""
+
+    def forward(self, x):
+        square = x.unflatten(1, (4, 4)) + torch.eye(4) * 4
+        sign, size = torch.linalg.slogdet(square)
+        q, _ = torch.linalg.qr(square, mode="reduced")
+        norm = torch.linalg.matrix_exp(square * 0.1).flatten(1)
+        order = torch.searchsorted(torch.linspace(-1, 1, 5), x.contiguous(), right=True)
+        return torch.linalg.solve(square, q) + sign[:, None, None] * size[:, None, None], norm, order
+
+
+class Lists(nn.Module):
+    """Tensor lists, sorting, and a result that lies otherwise than row by row in memory."""
+
+    def forward(self, x):
+        values, places = torch.sort(torch.cat([x, x * 2, -x], 1), dim=1, stable=True)
+        return values, places, (values @ values.t()).t(), torch.cumsum(values, 1)
+
+
+LIBRARY_MODELS = {
+    "operators": (Operators, lambda size: torch.randn(size, 16)),
+    "lists": (Lists, lambda size: torch.randn(size, 16)),
 }
 
 
@@ -113,25 +163,49 @@ def packages(tmp_path_factory) -> dict[str, tuple[nn.Module, Path]]:
     return made
 
 
-def run(built: Path, *words) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(built / "run"), *map(str, words)], capture_output=True, text=True, timeout=60)
+@pytest.fixture(scope="module")
+def library_packages(tmp_path_factory) -> dict[str, tuple[nn.Module, Path]]:
+    """Packages that call PyTorch's operators; each with a version for any batch."""
+    torch.manual_seed(0)
+    made = {}
+    for name, (kind, arguments) in {**MODELS, **LIBRARY_MODELS}.items():
+        model = kind().eval()
+        program = fusewright.export(model, (arguments(2),), dynamic_shapes=({0: fusewright.Dim("batch", 1, 256)},))
+        path = tmp_path_factory.mktemp("packages") / f"{name}.fwp"
+        fusewright.package(program, path)
+        made[name] = (model, path)
+    return made
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_library_gives_what_eager_gives(name, built, packages, tmp_path):
-    (model, path), given = packages[name], tmp_path / "given"
+TORCH = str(Path(torch.__file__).parent / "lib")
+
+
+def run(built: Path, *words, libraries: str = "") -> subprocess.CompletedProcess[str]:
+    command, env = [str(built / "run"), *map(str, words)], {**os.environ, "LD_LIBRARY_PATH": libraries}
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, env=env)
+
+
+def compared(built, model, path, arguments, given, libraries="") -> None:
+    """Eager's results, from Python and from the library, at several sizes."""
     loaded = fusewright.load_package(path)
     for size in (1, 2, 7, 64):
-        x = MODELS[name][1](size)
+        x = arguments(size)
         given.write_bytes(x.numpy().tobytes())
-        done = run(built, path, size, given)
+        done = run(built, path, size, given, libraries=libraries)
         assert done.returncode == 0, done.stderr
         expected, again = model(copy.deepcopy(x)), loaded(x)
         for number, (one, other) in enumerate(zip(*((r if isinstance(r, tuple) else (r,)) for r in (expected, again)))):
             found = torch.frombuffer(bytearray(Path(f"{given}.out.{number}").read_bytes()), dtype=one.dtype)
             torch.testing.assert_close(found.view(one.shape), one.detach())
             torch.testing.assert_close(other, one.detach())
-    given.write_bytes(bytes(8 * x[0].numel() * 300))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_library_gives_what_eager_gives(name, built, packages, tmp_path):
+    (model, path), given = packages[name], tmp_path / "given"
+    arguments = MODELS[name][1]
+    compared(built, model, path, arguments, given)
+    given.write_bytes(bytes(8 * arguments(1).numel() * 300))
     done = run(built, path, 300, given)
     assert done.returncode == 1 and "batch" in done.stderr and "256" in done.stderr
 
@@ -157,17 +231,19 @@ def test_the_cpp_example(built, packages):
     torch.testing.assert_close(found, model(torch.ones(3, 64)).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_damaged_files_are_errors(built, packages, tmp_path):
+@pytest.mark.parametrize("kind", ["standalone", "calls operators"])
+def test_damaged_files_are_errors(kind, built, packages, library_packages, tmp_path):
     """Truncated at any place, or with a bit of a part turned over: an error that says where. Elsewhere in the file (the
     zip's dates) a bit may mean nothing."""
-    whole = packages["layers"][1].read_bytes()
+    path = packages["layers"][1] if kind == "standalone" else library_packages["images"][1]
+    whole = path.read_bytes()
     draw, bad = random.Random(0), tmp_path / "bad.fwp"
-    with zipfile.ZipFile(packages["layers"][1]) as archive:
+    with zipfile.ZipFile(path) as archive:
         parts = [(one.header_offset + 30 + len(one.filename), one.file_size) for one in archive.infolist()]
 
     def damaged(data: bytes, must_fail: bool) -> None:
         bad.write_bytes(data)
-        done = run(built, bad)
+        done = run(built, bad, libraries=TORCH)
         assert done.returncode == 1 or (done.returncode == 0 and not must_fail), (done.returncode, done.stderr)
         assert done.returncode == 0 or done.stderr.startswith("load: ")
 
@@ -250,11 +326,110 @@ def test_a_manifest_that_is_none_is_an_error(change, built, packages, tmp_path):
     assert done.returncode == 1 and "package.json" in done.stderr
 
 
-def test_a_package_that_does_not_stand_alone_is_refused(built, tmp_path):
-    program = fusewright.export(Layers().eval(), (torch.randn(64, 64),))
-    fusewright.package(program, tmp_path / "model.fwp")
-    done = run(built, tmp_path / "model.fwp")
-    assert done.returncode == 1 and "0.code" in done.stderr and "standalone" in done.stderr
+@pytest.mark.parametrize("name", [*MODELS, *LIBRARY_MODELS])
+def test_a_package_that_calls_operators_gives_what_eager_gives(name, built, library_packages, tmp_path):
+    model, path = library_packages[name]
+    arguments = {**MODELS, **LIBRARY_MODELS}[name][1]
+    compared(built, model, path, arguments, tmp_path / "given", TORCH)
+
+
+def test_threads_share_a_package_that_calls_operators(built, library_packages, tmp_path):
+    """The first calls come at once: weights are prepared once."""
+    model, path = library_packages["encoder"]
+    (tmp_path / "threads.cpp").write_text(THREADS)
+    command = ["c++", "-std=c++17", "-pthread", "-I", ROOT / "csrc/runtime", tmp_path / "threads.cpp", "-o", tmp_path / "threads"]
+    libraries = built.parent / "installed/lib"
+    subprocess.run([*command, "-L", libraries, "-lfusewright_runtime"], check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    done = subprocess.run([tmp_path / "threads", path, TORCH], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    (found,) = set(done.stdout.splitlines())
+    expected = model(torch.ones(2, 16, dtype=torch.int64))[0][0, 0, 0].item()
+    torch.testing.assert_close(float(found), expected, rtol=1e-4, atol=1e-5)
+
+
+THREADS = """
+#include <fusewright.hpp>
+#include <iostream>
+#include <thread>
+
+int main(int, char **arguments) {
+    fusewright::use_torch(arguments[2]);
+    fusewright::Package package(arguments[1]);
+    std::vector<int64_t> words(2 * 16, 1);
+    std::vector<float> found(8);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; i++)
+        threads.emplace_back([&, i] {
+            for (int again = 0; again < 20; again++)
+                found[i] = package({fusewright::tensor(words.data(), FW_INT64, {2, 16})})[0].data<float>()[0];
+        });
+    for (auto &one : threads) one.join();
+    for (float one : found) std::cout << one << "\\n";
+}
+"""
+
+
+def test_without_libtorch_a_package_that_calls_operators_is_an_error(built, library_packages, tmp_path):
+    path = library_packages["layers"][1]
+    done = run(built, path, libraries="")
+    assert done.returncode == 1 and "libtorch is not found" in done.stderr and "standalone" in done.stderr
+    (tmp_path / "libtorch_cpu.so").write_bytes(b"no library")
+    done = run(built, path, libraries=str(tmp_path))
+    assert done.returncode == 1 and "libtorch is not found" in done.stderr
+
+
+def test_what_the_library_cannot_call_is_an_error(built, tmp_path):
+    class Renormed(nn.Module):
+        def forward(self, x):
+            return torch.renorm(x, 2, 0, 1.0)
+
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x):
+            self.count += 1
+            return x + self.count
+
+    for kind, message in ((Renormed, "cannot pass .* to aten::renorm"), (Written, "writes to an argument or a buffer")):
+        path = tmp_path / "model.fwp"
+        fusewright.package(fusewright.export(kind(), (torch.randn(3, 3),)), path)
+        done = run(built, path, libraries=TORCH)
+        assert done.returncode == 1 and re.search(message, done.stderr), done.stderr
+
+
+def changed_manifest(path: Path, made: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(made, "w") as other:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name == "package.json":
+                manifest = json.loads(data)
+                change(manifest)
+                data = json.dumps(manifest).encode()
+            other.writestr(name, data)
+
+
+MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "another release": (lambda m: m["made_with"].update(torch="1.2.3"), "made with PyTorch 1.2.3"),
+    "no operators": (lambda m: m.pop("operators"), "not describe|not described"),
+    "no preparation": (lambda m: m["programs"]["forward"]["versions"][0].pop("prepare"), "prepares weights"),
+    "other values": (lambda m: m["programs"]["forward"]["versions"][0]["prepare"].update(values=9), "no such output"),
+    "a value outside": (
+        lambda m: m["programs"]["forward"]["versions"][0]["prepare"].update(results=[["value", 99]]),
+        "package.json",
+    ),
+    "no part": (lambda m: m["programs"]["forward"]["versions"][0]["prepare"].update(part="none"), "none: is missing"),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_that_does_not_fit_its_plans_is_an_error(name, built, library_packages, tmp_path):
+    change, message = MANIFESTS[name]
+    changed_manifest(library_packages["images"][1], tmp_path / "bad.fwp", change)
+    done = run(built, tmp_path / "bad.fwp", libraries=TORCH)
+    assert done.returncode == 1 and re.search(message, done.stderr), (done.returncode, done.stderr)
 
 
 class Determinant(nn.Module):

@@ -125,7 +125,8 @@ def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> 
 def test_computed_operands_that_win(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan without the kernels in front, whatever is quickest here."""
     monkeypatch.setattr(
-        "fusewright.select.candidates.quickest", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0))
+        "fusewright.select.candidates.quickest",
+        lambda calls, measure, delay: (calls[-1][0], dict.fromkeys(dict(calls), 1.0)),
     )
     heard = found(COMPUTED[name], torch.bfloat16)
     assert ["computed" in one.winner for one in heard if " behind " in one.question] == [True]

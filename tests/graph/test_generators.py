@@ -12,7 +12,7 @@ from torch.fx import Graph
 
 import fusewright
 from fusewright.graph import generators
-from fusewright.operators.host_draws import HOST_DRAW
+from fusewright.operators.host_draws import HOST_DRAW, MODULES
 from fusewright.sizes.tensor_type import TensorType
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -82,9 +82,9 @@ def test_modules_are_asked_where_a_graph_draws_from_them() -> None:
     drawn = graph.call_function(HOST_DRAW, ("random.random", [], None))
     drawn.meta = {"type": TensorType((), (), torch.float64, CPU, False, 0), "random": True}
     places = generators.drawing_devices(graph)
-    assert places == (CPU, generators.HOSTS)
+    assert places == (CPU, MODULES)
     states, without = generators.states_of(places), generators.states_of((CPU,))
-    assert states is not None and without is not None and without.hosts is None
+    assert states is not None and without is not None and not without.hosts
     first = random.random(), np.random.rand()
     with states.again():
         assert (random.random(), np.random.rand()) == first

@@ -1,4 +1,5 @@
-// Loaded in front of the C library (LD_PRELOAD): fails the n-th request for memory that comes from code between two addresses.
+// Loaded in front of the C library (LD_PRELOAD): fails the n-th request for memory that comes from code between two
+// addresses; `aligned`: only requests of posix_memalign count, which is what PyTorch's allocator makes.
 #include <dlfcn.h>
 #include <errno.h>
 #include <sys/mman.h>
@@ -14,10 +15,11 @@ extern "C" void *__libc_memalign(size_t, size_t);
 
 namespace {
 
-long left = -1, failed = 0;
+long left = -1, failed = 0, only_aligned = 0;
 uintptr_t first = 0, last = 0;
 
-bool fails(void *caller) {
+bool fails(void *caller, bool aligned = false) {
+    if (only_aligned && !aligned) return false;
     uintptr_t at = reinterpret_cast<uintptr_t>(caller);
     if (left < 0 || at < first || at >= last || left-- != 0) return false;
     errno = ENOMEM;
@@ -35,14 +37,16 @@ void *made(void *caller, size_t size) {
 
 #define CALLER __builtin_return_address(0)
 extern "C" {
-void fail_request(long number, uintptr_t from, uintptr_t to) { left = number, first = from, last = to, failed = 0; }
+void fail_request(long number, uintptr_t from, uintptr_t to, long aligned) {
+    left = number, first = from, last = to, failed = 0, only_aligned = aligned;
+}
 long stop_failing() { return left = -1, failed; }
 void *malloc(size_t size) { return fails(CALLER) ? nullptr : __libc_malloc(size); }
 void *calloc(size_t count, size_t size) { return fails(CALLER) ? nullptr : __libc_calloc(count, size); }
 void *realloc(void *old, size_t size) { return fails(CALLER) ? nullptr : __libc_realloc(old, size); }
 void *aligned_alloc(size_t to, size_t size) { return fails(CALLER) ? nullptr : __libc_memalign(to, size); }
 int posix_memalign(void **memory, size_t to, size_t size) {
-    if (fails(CALLER)) return ENOMEM;
+    if (fails(CALLER, true)) return ENOMEM;
     *memory = __libc_memalign(to, size);
     return *memory == nullptr ? ENOMEM : 0;
 }

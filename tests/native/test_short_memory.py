@@ -1,4 +1,5 @@
-"""Memory that the native part asks for and does not get: the user's MemoryError, or the right result; the next call works."""
+"""Memory that the native part, or PyTorch's allocator, asks for and does not get: the user's error, or the right result;
+nothing is left, and the next call works."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("mode", ["inference", "training", "broken", "module"])
 @pytest.mark.parametrize("calls", [0, 1, 3])
-def test_each_request_may_fail(library: Path, calls: int, mode: str) -> None:
-    command = [sys.executable, "-m", "tests.native.short_memory", str(library), str(calls), mode]
+@pytest.mark.parametrize("whose", ["native", "torch"])
+def test_each_request_may_fail(library: Path, whose: str, calls: int, mode: str) -> None:
+    command = [sys.executable, "-m", "tests.native.short_memory", str(library), whose, str(calls), mode]
     environment = {**os.environ, "LD_PRELOAD": str(library), "FUSEWRIGHT_CACHE": "0"}
     done = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -22,7 +22,7 @@ from fusewright.backends.repeat import draws_once
 from fusewright.base.errors import CannotFunctionalise, warn_once
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
-from fusewright.codegen.device_kernel import Unsupported
+from fusewright.codegen.device_kernel import DeviceKernel, Unsupported
 from fusewright.graph.freezing import Prepacking
 from fusewright.runtime.artifact import CompiledGraph
 from fusewright.runtime.parameters import with_prepacking
@@ -66,9 +66,9 @@ def _say_if_useless(to_compile: GraphToCompile) -> None:
         warn_once(text)
 
 
-def as_data(to_compile: GraphToCompile) -> CompiledGraph:
-    """The compiled graph as data, for a package: made anew, and not loaded. Raises Unsupported for a graph that has no
-    plan of kernels and operators, and CannotFunctionalise for one that has no pure form."""
+def as_data(to_compile: GraphToCompile) -> tuple[CompiledGraph, tuple[DeviceKernel, ...]]:
+    """The compiled graph as data, for a package, and its kernels on GPUs: made anew, and not loaded. Raises Unsupported
+    for a graph that has no plan of kernels and operators, and CannotFunctionalise for one that has no pure form."""
     if has_data_sizes(to_compile.graph):
         raise Unsupported("sizes that depend on data")
     if to_compile.settings["pack_weights"]:
@@ -76,7 +76,8 @@ def as_data(to_compile: GraphToCompile) -> CompiledGraph:
     stages = _stages()
     graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
     made = stages.generate(graph, to_compile, to_compile.function)
-    return CompiledGraph(made.plan, made.code, (), (), prepacking)
+    device_kernels = tuple(code for code in made.kernels if isinstance(code, DeviceKernel))
+    return CompiledGraph(made.plan, made.code, (), (), prepacking), device_kernels
 
 
 def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:

@@ -349,7 +349,8 @@ def generate_from(
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
         target = to_compile.settings["target"]
-        compiled = functools.partial(compile_kernels, target=target, checks=checks, tell=to_compile.tell_kernel)
+        more = {"tell": to_compile.tell_kernel, "vector_functions": to_compile.settings["vector_functions"]}
+        compiled = functools.partial(compile_kernels, target=target, checks=checks, **more)
         module = run("kernels", "", lambda made: made.ir, compiled, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=selection.half == "backward")

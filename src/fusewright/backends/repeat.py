@@ -15,7 +15,8 @@ import torch.fx
 
 from fusewright.base.errors import RuntimeFallback
 from fusewright.graph.collectives import is_collective
-from fusewright.graph.generators import CPU, HOSTS, Drawn, drawing_devices, states_of
+from fusewright.graph.generators import CPU, Drawn, drawing_devices, states_of
+from fusewright.operators.host_draws import MODULES
 from fusewright.record.torch_level import CHECK
 from fusewright.sizes.tensor_type import TensorType
 
@@ -104,7 +105,7 @@ def _drawn_by_checked(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
     if not has_checks(graph):
         return ()
     kinds = [node.meta.get("type") for node in graph.find_nodes(op="placeholder")]
-    return tuple(dict.fromkeys((CPU, HOSTS, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))
+    return tuple(dict.fromkeys((CPU, MODULES, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))
 
 
 def _writes(node: torch.fx.Node) -> bool:

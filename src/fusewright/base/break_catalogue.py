@@ -109,8 +109,8 @@ BREAKS: dict[str, tuple[str, str]] = {
         "seed before calling the compiled function",
     ),
     "host-random": (
-        "Python's or NumPy's random generator is used for more than a float or an array (an int, a choice, a seed, a "
-        "generator of the program's own)",
+        "Python's or NumPy's random generator is used for more than a number or an array (a choice, a shuffle, a seed, "
+        "a NumPy generator of the program's own)",
         "draw it before the compiled function and pass it, or draw a tensor with torch.rand or torch.randint",
     ),
     "inference-mode": (
@@ -134,6 +134,10 @@ BREAKS: dict[str, tuple[str, str]] = {
     "function-mutation": ("an attribute of a function is changed", "change it outside of the compiled function"),
     "container-with-slots": ("a container subclass with __slots__ is used", "use a plain container or a dataclass"),
     "set-of-objects": ("a set or dict is keyed by objects whose hash is Python code", "key it by strings or ints"),
+    "loop-goes-on": (
+        "a loop goes on behind a graph break in its body",
+        "see the break in its body: each turn runs in the same compiled parts",
+    ),
     "outside-iterator": ("an iterator made outside is advanced", "pass a list or tuple and iterate over it inside"),
     "import": ("an import that runs code", "import at the top of the module"),
     "open-context": (

@@ -98,6 +98,12 @@ OPTIONS: dict[str, Option] = {
         "leave matrix products to the library where it is quicker; False takes a generated kernel wherever there is "
         "one (CPU, inference)",
     ),
+    "vector_functions": Option(
+        bool,
+        True,
+        "call SLEEF's functions, which PyTorch's library has, on whole registers; False calls the C library's, element "
+        "by element, so that the code needs nothing else (CPU)",
+    ),
     "capture_dynamic_output_shape_ops": Option(
         bool,
         False,

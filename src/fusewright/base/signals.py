@@ -9,7 +9,17 @@ from __future__ import annotations
 import math
 import time
 
+import torch
+
 from fusewright.base.location import Location
+
+
+def memory_was_short(error: BaseException) -> bool:
+    """Whether `error` is of this moment and says nothing of what was tried: no conclusion from it may be kept."""
+    # PyTorch's allocator for a CPU has no class for it.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
 
 
 class Signal(BaseException):
@@ -30,6 +40,13 @@ class GraphBreak(Signal):
         self.detail = detail
         self.stack: tuple[Location, ...] = ()
         self.operators = 0
+
+
+def untraced(what: object, error: Exception) -> BaseException:
+    """What to raise when an operator could not be traced because of `error`."""
+    if memory_was_short(error):
+        return MemoryError(str(error))
+    return GraphBreak("operator-failed", f"{what}: {type(error).__name__}: {error}")
 
 
 class SkipFrame(Signal):

@@ -203,6 +203,15 @@ MOST_SHORT_WORK = 1 << 18
 query take 4 to 30 us for up to 32 keys where the operator takes 20 to 40 (float32; 70 to 200 in bfloat16), 45 and 56
 with 128 keys; the advantage goes down with more. Machine: not recorded; since 2026-11-22."""
 
+MOST_GPU_QUERIES, MOST_GPU_KEYS, MOST_GPU_WORK = 256, 1024, 3 << 27
+"""Decides: a kernel of ours or the library, of known sizes, on a GPU. Queries and keys of a head; multiplications of
+all queries by keys. In bfloat16, us of the library and of ours: 1x16 heads of 16x16x128: 6.7 and 2.4; of
+16x1024x128: 18.0 and 12.5; 4x16 of 64x64x64: 6.3 and 2.8; 8x16 of 200x200x64: 11.5 and 9.1; 16x12 of 256x256x64: 13.8
+and 16.0. Machine: H100, torch 2.11, 20 calls in a CUDA graph; 2026-11-25."""
+
+MOST_WHOLE_KEYS, LEAST_GPU_QUERIES = 512, 72
+"""Decides: the same. Of more keys, a softmax of fewer rows (queries of all heads) is cut into parts."""
+
 
 # --- gradients of attention: graph/passes/attention/attention_backward.py
 

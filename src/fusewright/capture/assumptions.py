@@ -19,6 +19,7 @@ MOST_REFUSALS = 2
 @dataclass(frozen=True, slots=True)
 class Assumptions:
     """custom_gradients  the backward of custom autograd functions, and hooks, have no effects, so they may be captured
+    gradient_refused  why that does not hold
     replays           a call of a module may be replayed where a call of another module of its class did the same
     unknown_shapes    nobody asks for a shape that depends on data, so the operators that give one may be recorded
     data_sizes        no gradient is taken through a size that depends on data, so such sizes may be symbols
@@ -28,12 +29,14 @@ class Assumptions:
     no_gradients      a frame that begins without gradients turns them on nowhere, so that what wraps tensors needs no
         history
     loops             a long scan or map is an operator: its body does nothing besides computing tensors
+    works             what begins asynchronously is waited for before the graph ends, and nothing else is asked of it
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
         none)
     """
 
     custom_gradients: bool = True
+    gradient_refused: str = ""
     replays: bool = True
     unknown_shapes: bool = True
     data_sizes: bool = True
@@ -42,6 +45,7 @@ class Assumptions:
     inference: bool = True
     no_gradients: bool = True
     loops: bool = True
+    works: bool = True
     guarded: frozenset[types.CodeType] = frozenset()
     broken: GraphBreak | None = None
     stop_at: int = -1

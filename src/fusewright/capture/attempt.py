@@ -25,6 +25,7 @@ from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
 from fusewright.capture.border.native import Interceptor
+from fusewright.capture.border.values.tensor import check_data
 from fusewright.capture.border.witness import Witness
 from fusewright.capture.border.world import World
 from fusewright.capture.breaks import cutting, finish
@@ -219,6 +220,7 @@ class _Attempt:
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
         before = finish.visible(tracer, continuation) if recorder.custom_gradients else None
         wants_gradients = _wants_gradients(recorder, finished.outputs)
+        check_data(world, wants_gradients)
         if world.infers and (wants_gradients or not all(map(_made_by_inference, finished.outputs))):
             raise Retry(inference=False)
         tracer.branches.check(finished.outputs, wants_gradients or world.tensors_compared)
@@ -226,7 +228,7 @@ class _Attempt:
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
             raise Retry(changes_level=False, lacks_form=-1)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
-            raise Retry(custom_gradients=False)
+            raise Retry(custom_gradients=False, gradient_refused=reason or "it has effects beyond its result")
         shown = None
         if recorder.env is not None and recorder.env.taken:
             watched = isinstance(recorder, Witness) and needed and backward is None and not reason and not breaks

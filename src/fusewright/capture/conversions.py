@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusewright.capture.guards.sources import ArrayTensor, NumberTensor, PlainTensor, Source, WrappedPart
+from fusewright.capture.border.values.nested import outside_values
+from fusewright.capture.guards.sources import (
+    ArrayTensor,
+    JaggedValues,
+    NumberTensor,
+    PlainTensor,
+    Source,
+    WrappedPart,
+)
 from fusewright.record.apart import Apart, Form
 
 Converted = tuple[int, Source]
@@ -25,12 +33,13 @@ def plain_sources(inputs: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[C
     return tuple(source.base if isinstance(source, _CONVERTED) else source for source in inputs), positions
 
 
-_CONVERTED = (NumberTensor, ArrayTensor, PlainTensor, WrappedPart)
+_CONVERTED = (NumberTensor, ArrayTensor, PlainTensor, WrappedPart, JaggedValues)
 
 
 def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -> Callable[..., Any]:
     """`compiled` over inputs of which some are not yet what the graph takes."""
     positions = tuple(position for position, source in converted if type(source) is not WrappedPart)
+    jagged = frozenset(position for position, source in converted if type(source) is JaggedValues)
     wrapped: dict[Any, list[tuple[int, int]]] = {}
     for position, source in converted:
         if isinstance(source, WrappedPart):
@@ -47,7 +56,9 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
         given = list(inputs)
         for position in positions:
             value = given[position]
-            if isinstance(value, plain):
+            if position in jagged:
+                given[position] = outside_values(value)
+            elif isinstance(value, plain):
                 given[position] = as_subclass(value, plain)
             elif type(value) is array:
                 given[position] = from_numpy(value)

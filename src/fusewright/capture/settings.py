@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Deadline
+from fusewright.capture.bytecode.resume import Resumptions
 
 
 def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:
@@ -33,6 +34,7 @@ class CaptureOptions:
     inline_depth          interpreted frames on top of each other after which a call is a graph break
     max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
     wrap_resume           makes a resume function a compiled function
+    resumptions           the resume functions that there are
     call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are
         compiled
     call_paused           call_paused(fn, *args, **kwargs): calls without compiling the frames that it runs
@@ -61,6 +63,7 @@ class CaptureOptions:
     inline_depth: int = 400
     max_attempts: int = 4
     wrap_resume: Callable[[Callable[..., object]], Callable[..., object]] = _unwrapped
+    resumptions: Resumptions = field(default_factory=Resumptions)
     call_eager: Callable[..., object] = call_plainly
     call_paused: Callable[..., object] = call_plainly
     differentiate: Callable[..., Any] | None = None

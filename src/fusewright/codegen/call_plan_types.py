@@ -90,7 +90,8 @@ class KernelGroup:
 class LaunchCall:
     """A kernel on GPU number `device`. key: content hash of its machine code; grid: value
     entry of its number of programs; by_value: buffers (scalars in CPU memory) whose content is the parameter; written:
-    those it writes. scratch: the last buffer is scratch memory of Triton's own."""
+    those it writes. scratch: the last buffer is scratch memory of Triton's own. waits: the kernel itself waits for
+    those before it, and may be started earlier."""
 
     name: str
     key: str
@@ -101,6 +102,7 @@ class LaunchCall:
     grid: int
     sizes: tuple[int, ...]
     scratch: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

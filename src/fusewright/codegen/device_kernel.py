@@ -39,7 +39,8 @@ class DeviceKernel:
     """key: hash of all that decides the machine code. symbol: the function's name in `text`. signature: Triton's type
     of each parameter. aligned: parameters whose pointers must be multiples of 16 bytes. grid: number of programs, over
     the size symbols. checks: the kernel asserts that indices are in range. scratch: bytes of a program's scratch memory
-    that Triton itself uses."""
+    that Triton itself uses. waits: it waits itself for the kernels before it, and may be started before they have
+    ended."""
 
     name: str
     key: str
@@ -58,6 +59,7 @@ class DeviceKernel:
     locations: tuple[Location, ...] = ()
     origins: tuple[str, ...] = ()
     scratch: int = 0
+    waits: bool = False
 
     @property
     def source(self) -> str:

@@ -27,6 +27,7 @@ from fusewright import _native
 from fusewright.base.errors import ExportError, ProgramFileError
 from fusewright.exporting.program import FIELDS, RELATIONS, SIZE_OPERATORS, ExportedProgram, Signature
 from fusewright.exporting.spec import from_container
+from fusewright.exporting.subclasses import is_record
 from fusewright.exporting.text import parse, program_text
 
 VERSION = 1
@@ -203,6 +204,7 @@ def read_program(
     if header.get("format") != VERSION:
         raise ProgramFileError(f"{SIGNATURE}: format {header.get('format')!r:.40}; this version reads {VERSION}")
     state, constants = guarded(SIGNATURE, lambda: _weights(header["weights"], tensors, made))
+    header.setdefault("subclasses", {})  # files of earlier versions have none
     signature = Signature(**{name: header.get(name) for name in FIELDS})
     specs = guarded(SIGNATURE, lambda: (from_container(signature.takes), from_container(signature.gives)))
 
@@ -344,8 +346,9 @@ def _check(program: ExportedProgram) -> None:
     """Raises ProgramFileError for a signature that does not fit the graph, the weights or itself."""
     signature = program.graph_signature
     for name, field in ((f.name, getattr(signature, f.name)) for f in dataclasses.fields(Signature)):
-        wanted: type = dict if name in ("symbols", "buffers", "takes", "gives") else list
+        wanted: type = dict if name in ("symbols", "buffers", "takes", "gives", "subclasses") else list
         require((field is None and name == "gives") or isinstance(field, wanted), f"{SIGNATURE}: {name} is damaged")
+    require(all(map(is_record, signature.subclasses.values())), f"{SIGNATURE}: subclasses is damaged")
     takes = program.in_spec
     fits = takes.type is tuple and [child.type for child in takes.children()] == [tuple, dict]
     require(fits and takes.num_leaves == len(signature.leaves), f"{SIGNATURE}: takes does not fit the leaves")

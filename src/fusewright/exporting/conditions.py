@@ -39,6 +39,7 @@ class Version:
     results: list[list[Any]]
     facts: list[list[Any]]
     graph: CompiledGraph = field(repr=False)
+    device_code: bytes = field(default=b"", repr=False)  # of its kernels on GPUs: see device_code.py
 
     def to_json(self) -> dict[str, Any]:
         return {"target": self.target, "inputs": self.inputs, "results": self.results, "facts": self.facts}
@@ -149,9 +150,14 @@ class Conditions:
                 else ["*", step, size]
             )
         requires_grad = False if leaf in self.known.written else None
-        dtype, device = getattr(torch, record["dtype"]), torch.device(record["device"])
+        dtype, device = getattr(torch, record["dtype"]), self.device(record["device"])
         guard = TensorGuard(torch.Tensor, dtype, device, requires_grad, fixed, tuple(strides))
         return [Guard("TENSOR", source, guard), *found]
+
+    def device(self, kind: str) -> torch.device:
+        """The device of this type that the plan is for."""
+        numbers = {slot.device_index for slot in self.version.graph.plan.slots if slot.device == kind}
+        return torch.device(kind) if kind == "cpu" or len(numbers) != 1 else torch.device(kind, max(numbers.pop(), 0))
 
     def sizes(self) -> list[Guard]:
         """Ranges, sizes that follow from others, constraints, and the version's own conditions."""

@@ -30,6 +30,7 @@ from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards.sources import TensorSize
 from fusewright.capture.settings import CaptureOptions
 from fusewright.codegen.device_kernel import Unsupported
+from fusewright.exporting import device_code
 from fusewright.exporting.archive import stored, texts_of, weights_of, write_weights
 from fusewright.exporting.conditions import Version
 from fusewright.exporting.dims import Dim
@@ -41,6 +42,7 @@ from fusewright.exporting.packaged import (
     is_name,
     made_with,
 )
+from fusewright.exporting.prepare import described, operators_of, preparation
 from fusewright.exporting.program import ExportedProgram, ProgramModule, holds, zeros_of
 from fusewright.exporting.request import STAND_INS, Request, choose_roots, stand_in
 from fusewright.exporting.results import flat_results
@@ -48,6 +50,7 @@ from fusewright.exporting.standalone import BY_MEMORY, by_kernels, channels_last
 from fusewright.exporting.symbols import Captured, located
 from fusewright.exporting.trace import alone, decomposed, sizes_again, tree
 from fusewright.graph.builder import env_of
+from fusewright.runtime import cuda_code
 from fusewright.runtime.artifact import NotSerialisable, dump
 from fusewright.runtime.host import needs
 from fusewright.sizes.expressions import Relation, Symbol, free_symbols
@@ -73,37 +76,53 @@ def package(
                 f"package takes exported programs by names that are identifiers, got {name!r}: {program!r:.80}"
             )
     wanted = (targets,) if isinstance(targets, str) else tuple(dict.fromkeys(targets))
-    for target in wanted:
-        if target not in TARGETS:
-            raise OptionError(f"unknown target {target!r}: {near_misses(str(target), TARGETS)}")
     if not named or not wanted:
         raise ExportError("package takes at least one program and one target")
+    wanted, archs = _targets(wanted, named, standalone)
     if standalone:
         named = channels_last_weights(named)
     seal = None if sign_key is None else ed25519_key(sign_key, "sign_key", "Private").sign
     every = {
         f"{name}/{weight}": value for name, program in named.items() for weight, value in weights_of(program).items()
     }
-    tensors, records = stored(every)
+    tensors, stored_as = stored(every)
     parts: dict[str, bytes] = {}
+    operators: dict[str, Any] = {}
     manifest: dict[str, Any] = {"format": PACKAGE_VERSION, "made_with": made_with(), "programs": {}}
     manifest["targets"] = {target: dict(zip(("machine", "flags"), needs(target))) for target in wanted}
+    if archs:
+        wanted = (device_code.TARGET,)
+        manifest["targets"] = {device_code.TARGET: {"machine": "cuda", "flags": [f"sm_{arch}" for arch in archs]}}
     for name, program in named.items():
-        own = {weight: records[f"{name}/{weight}"] for weight in weights_of(program)}
+        own = {weight: stored_as[f"{name}/{weight}"] for weight in weights_of(program)}
         parts |= {f"{name}/{part}": text.encode() for part, text in texts_of(program, own).items()}
         sizes = example_sizes(program)
         versions = [
-            version for target in wanted for version in compiled(program, target, sizes, options, name, standalone)
+            version
+            for target in wanted
+            for version in compiled(program, target, sizes, options, name, standalone, archs)
         ]
-        described = []
+        records = []
         for number, version in enumerate(versions):
             part = f"{name}/{number}.code"
             try:
                 parts[part] = dump(version.graph)
             except NotSerialisable as error:
                 raise ExportError(f"{name} cannot be packaged: it holds {error}") from error
-            described.append({"part": part, **version.to_json()})
-        manifest["programs"][name] = {"sizes": sizes, "versions": described}
+            records.append({"part": part, **version.to_json()})
+            if archs:
+                records[-1]["kernels"] = f"{name}/{number}.cuda"
+                parts[f"{name}/{number}.cuda"] = version.device_code
+            operators |= described(operators_of(version.graph))
+            prepared = preparation(version, program, sizes)
+            if prepared is not None:
+                unpacked = {**(options or {}), "pack_weights": False}
+                (made,) = _versions(prepared.program, version.target, {}, unpacked, name)
+                part = f"{name}/{number}.prepare"
+                parts[part] = dump(made.graph)
+                records[-1]["prepare"] = prepared.to_json(part, made.inputs)
+        manifest["programs"][name] = {"sizes": sizes, "versions": records}
+    manifest["operators"] = operators
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         hashes = {"weights.safetensors": write_weights(archive, tensors)}
         for part, data in parts.items():
@@ -113,6 +132,33 @@ def package(
         archive.writestr(zipfile.ZipInfo(MANIFEST), text)
         if seal is not None:
             archive.writestr(zipfile.ZipInfo(SEAL), seal(text))
+
+
+def _targets(
+    wanted: tuple[str, ...], named: Mapping[str, ExportedProgram], standalone: bool
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Processors, or architectures of GPUs: those asked for, or of this machine's where the programs are on a GPU.
+    Raises OptionError for a name that is neither, ExportError for both in one file."""
+    archs = {target: device_code.arch_of(target) for target in wanted}
+    for target, arch in archs.items():
+        if target not in TARGETS and arch is None:
+            known = (*TARGETS, "sm_80", "sm_90")
+            raise OptionError(f"unknown target {target!r}: {near_misses(str(target), known)}")
+    devices = {device for program in named.values() for device in _devices(program)}
+    if wanted == ("native",) and "cuda" in {device.type for device in devices}:
+        indices = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+        return wanted, tuple(dict.fromkeys(cuda_code.processor(index).arch for index in indices))
+    on_gpu = [arch for arch in archs.values() if arch is not None]
+    if on_gpu and (len(on_gpu) < len(wanted) or standalone):
+        raise ExportError("a package is for processors or for GPUs, and one for GPUs is not standalone")
+    if bool(on_gpu) != ("cuda" in {device.type for device in devices}):
+        raise ExportError(f"the programs are on {', '.join(sorted(map(str, devices)))}, and the targets are {wanted}")
+    return wanted, tuple(on_gpu)
+
+
+def _devices(program: ExportedProgram) -> set[torch.device]:
+    found = {value.device for value in weights_of(program).values()}
+    return found | {torch.device(one["device"]) for one in program.graph_signature.leaves if one["kind"] == "tensor"}
 
 
 def example_sizes(program: ExportedProgram) -> dict[str, int]:
@@ -140,12 +186,13 @@ def compiled(
     options: Mapping[str, Any] | None,
     name: str,
     standalone: bool = False,
+    archs: tuple[int, ...] = (),
 ) -> list[Version]:
     """The program compiled for inference on `target`: one version for its sizes in general, and others for sizes of 1
-    where the general one is not for them. sizes: of the example, by symbol."""
+    where the general one is not for them. sizes: of the example, by symbol; archs: of GPUs, where it is on one."""
     if not standalone:
-        return _versions(program, target, sizes, options, name)
-    options = {**(options or {}), "pack_weights": False, "library_products": False}
+        return _versions(program, target, sizes, options, name, archs)
+    options = {**(options or {}), "pack_weights": False, "library_products": False, "vector_functions": False}
     if any("type" not in node.meta for node in program.graph.nodes if node.op != "output"):  # it was loaded
         program = decomposed(program, lambda node: node.target)  # type: ignore[arg-type, return-value]
     by_memory = any(node.target in BY_MEMORY for node in program.graph.nodes)
@@ -162,18 +209,30 @@ def compiled(
     raise AssertionError("the last one returns or raises")
 
 
+def compiled_here(program: ExportedProgram, sizes: Mapping[str, int], name: str) -> list[Version]:
+    """The same for this machine's processor, or its GPU."""
+    _, archs = _targets(("native",), {name: program}, False)
+    return compiled(program, "native", sizes, None, name, False, archs)
+
+
 def _versions(
-    program: ExportedProgram, target: str, sizes: Mapping[str, int], options: Mapping[str, Any] | None, name: str
+    program: ExportedProgram,
+    target: str,
+    sizes: Mapping[str, int],
+    options: Mapping[str, Any] | None,
+    name: str,
+    archs: tuple[int, ...] = (),
 ) -> list[Version]:
+    processor = "native" if archs else target
     settings = option_tables.settings(
-        backend="native", options={**(options or {}), "disk_cache": False, "target": target}
+        backend="native", options={**(options or {}), "disk_cache": False, "target": processor}
     )
     request = _request(program, sizes)
     waiting: list[dict[str, int]] = [{}]
     made: list[Version] = []
     with alone(), torch.no_grad():
         for fixed in waiting:  # grows
-            compiling = _Compiling(request, program, settings, name)
+            compiling = _Compiling(request, program, settings, name, target, archs)
             version, ones = compiling.version(fixed)
             made.append(version)
             further = [{**fixed, label: 1} for label in ones]
@@ -188,12 +247,10 @@ def _request(program: ExportedProgram, sizes: Mapping[str, int]) -> Request:
         if record["kind"] == "value":
             leaves.append(record["value"])
             continue
-        if record["device"] != "cpu":
-            raise ExportError(f"packages hold code for CPUs, and {record['name']} is on {record['device']}")
         leaves.append(zeros_of(record, sizes))
-    for name, value in weights_of(program).items():
-        if value.device.type != "cpu":
-            raise ExportError(f"packages hold code for CPUs, and {name} is on {value.device}")
+    for device in _devices(program):
+        if device.type not in ("cpu", "cuda"):
+            raise ExportError(f"packages hold code for CPUs and CUDA's GPUs, and the program is on {device}")
     again = sizes_again(program, every=True)
     dims = {(leaf, dim): size for leaf, named in enumerate(again) for dim, size in named.items()}
     names = [record["name"] for record in signature.leaves]
@@ -210,8 +267,11 @@ def _flat(module: ProgramModule, leaves: tuple[Any, ...]) -> Any:
 class _Compiling:
     """One version of a program."""
 
-    def __init__(self, request: Request, program: ExportedProgram, settings: Any, name: str) -> None:
+    def __init__(
+        self, request: Request, program: ExportedProgram, settings: Any, name: str, target: str, archs: tuple[int, ...]
+    ) -> None:
         self.request, self.program, self.settings, self.name = request, program, settings, name
+        self.target, self.archs = target, archs
 
     def version(self, fixed: dict[str, int]) -> tuple[Version, list[str]]:
         """The version where the sizes `fixed` are so, and the labels of sizes that must be 2 or more in it but may be 1
@@ -233,7 +293,7 @@ class _Compiling:
             graph, frame.constants, frame.example_inputs, self.name, self.settings, STREAM.emit, None, seldom, rewrites
         )
         try:
-            made = as_data(to_compile)
+            made, kernels = as_data(to_compile)
         except (Unsupported, CannotFunctionalise) as error:
             raise ExportError(f"{self.name} cannot be packaged: {error}") from error
         places = {one: f"{leaf}.{dim}" for (leaf, dim), one in symbols.at.items()}
@@ -249,7 +309,10 @@ class _Compiling:
             if fact in larger:
                 ones += [symbols.labels[one] for one in free_symbols(said.right) if isinstance(one, Symbol)]
         may_be_one = [label for label in dict.fromkeys(ones) if self._least(label) <= 1]
-        return Version(self.settings["target"], inputs, results, facts, made), may_be_one
+        if self.archs and made.code:
+            raise ExportError(f"{self.name} cannot be packaged: it computes on the CPU and on a GPU")
+        code = device_code.written(kernels, self.archs) if self.archs else b""
+        return Version(self.target, inputs, results, facts, made, code), may_be_one
 
     def _captured(self, leaves: tuple[Any, ...]) -> CapturedFrame:
         try:

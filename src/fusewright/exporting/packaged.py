@@ -25,6 +25,7 @@ from fusewright.base.errors import ExportError, ProgramFileError, ProgramInputEr
 from fusewright.base.options import TARGETS
 from fusewright.capture.guards import build_program
 from fusewright.capture.guards.sources import Item, Local
+from fusewright.exporting import device_code
 from fusewright.exporting.archive import (
     GRAPH,
     SIGNATURE,
@@ -44,18 +45,19 @@ from fusewright.exporting.program import (
     ProgramModule,
     laid_out,
 )
+from fusewright.exporting.subclasses import replaced
 from fusewright.process import PROCESS
 from fusewright.runtime import artifact
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, load_graph
 from fusewright.runtime.host import runs_here
-from fusewright.runtime.launch import LoadError, load_with_code
+from fusewright.runtime.launch import NOTHING, LoadError, load_with_code
 from fusewright.runtime.parameters import with_prepacking
 
 PACKAGE_VERSION = 1
 MANIFEST, SEAL = "package.json", "package.ed25519"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
-_PART = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}/(?:graph\.txt|signature\.json|[0-9]{1,4}\.code)\Z")
-_PREFERRED = ("native", *sorted((target for target in TARGETS if target != "native"), reverse=True))
+_PART = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}/(?:graph\.txt|signature\.json|[0-9]{1,4}\.(?:code|prepare|cuda))\Z")
+_PREFERRED = (device_code.TARGET, "native", *sorted((target for target in TARGETS if target != "native"), reverse=True))
 
 
 def is_name(name: Any) -> bool:
@@ -145,7 +147,7 @@ def _needs(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The targets that the file has code for, and what each needs."""
     for name, need in manifest["targets"].items():
         flags = need["flags"]
-        sound = name in TARGETS and type(need["machine"]) is str and isinstance(flags, list)
+        sound = name in (*TARGETS, device_code.TARGET) and type(need["machine"]) is str and isinstance(flags, list)
         require(sound and all(type(flag) is str for flag in flags), f"{MANIFEST}: target {name!r:.40} is damaged")
     return manifest["targets"]
 
@@ -156,10 +158,16 @@ def _chosen(needs: Mapping[str, Any], maker: Any, target: str | None) -> str | N
         raise ExportError(f"the package has no code for {target!r}: it has {', '.join(needs)}")
     if maker != made_with():
         return None
-    fits = [name for name in _PREFERRED if name in needs and runs_here(needs[name]["machine"], needs[name]["flags"])]
+    fits = [name for name in _PREFERRED if name in needs and _runs(name, needs[name])]
     if target is not None and target not in fits:
         raise ExportError(f"the package's code for {target!r} does not run on this machine")
     return target or next(iter(fits), None)
+
+
+def _runs(target: str, need: Mapping[str, Any]) -> bool:
+    if target != device_code.TARGET:
+        return runs_here(need["machine"], need["flags"])
+    return device_code.fits(arch for arch in map(device_code.arch_of, need["flags"]) if arch is not None)
 
 
 def _versions(parts: Mapping[str, memoryview], record: Any, program: ExportedProgram, target: str) -> list[Version]:
@@ -170,7 +178,11 @@ def _versions(parts: Mapping[str, memoryview], record: Any, program: ExportedPro
                 name = one["part"]
                 require(_PART.match(name) and name in parts, f"{MANIFEST}: there is no part {name!r:.80}")
                 graph = guarded(name, lambda name=name: _graph(bytes(parts[name]), name))  # type: ignore[misc]
-                found.append(Version(target, one["inputs"], one["results"], one["facts"], graph))
+                kernels = one.get("kernels")
+                sound = kernels is None or (_PART.match(kernels) and kernels in parts)
+                require(sound, f"{MANIFEST}: there is no part {kernels!r:.80}")
+                code = b"" if kernels is None else bytes(parts[kernels])
+                found.append(Version(target, one["inputs"], one["results"], one["facts"], graph, code))
                 _check_version(found[-1], program)
         return found
 
@@ -224,10 +236,11 @@ def _check_version(version: Version, program: ExportedProgram) -> None:
 
 def _compiled(program: ExportedProgram, record: Mapping[str, Any], name: str) -> EntryPoint:
     """The program, compiled here."""
-    if importlib.util.find_spec("llvmlite") is None:
+    on_gpu = "cuda" in {one.get("device") for one in program.graph_signature.leaves}
+    if importlib.util.find_spec("triton" if on_gpu else "llvmlite") is None:
         raise ExportError(
             "no code in the package runs on this machine with this PyTorch, and it cannot be compiled again: that "
-            "needs the package llvmlite"
+            f"needs the package {'triton' if on_gpu else 'llvmlite'}"
         )
     compiler = importlib.import_module("fusewright.exporting.package")  # lazy: brings the compiler
     sizes = record.get("sizes")
@@ -236,7 +249,7 @@ def _compiled(program: ExportedProgram, record: Mapping[str, Any], name: str) ->
         isinstance(sizes, dict) and sizes.keys() == symbols.keys() and all(type(one) is int for one in sizes.values())
     )
     require(known, f"{MANIFEST}: the example's sizes are damaged")
-    return EntryPoint(program, compiler.compiled(program, "native", sizes, None, name), "native")
+    return EntryPoint(program, compiler.compiled_here(program, sizes, name), "native")
 
 
 # --- what is called --------------------------------------------------------------------------------------------------
@@ -278,9 +291,15 @@ class Package:
         return found
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Writes new values into the weights; all programs see them. Raises ProgramInputError, and changes nothing,
-        unless there is one of the same shape and dtype for every name."""
+        """Writes new values into the weights; all programs see them. A weight that was a tensor subclass is given as
+        such, or by its inner tensors. Raises ProgramInputError, and changes nothing, unless there is one of the same
+        shape and dtype for every name."""
         own = self.state_dict()
+        records: dict[str, Any] = {}
+        for name, entry in self._entries.items():
+            for weight, record in entry.program.graph_signature.subclasses.items():
+                records[weight if records.get(weight, record) == record else f"{name}.{weight}"] = record
+        state = replaced(state, records)
         wrong = sorted(own.keys() ^ state.keys())
         if wrong:
             raise ProgramInputError(f"missing or unknown weights: {', '.join(wrong[:8])}")
@@ -384,7 +403,8 @@ def _native_plan(version: Version) -> Any:
     """The plan in memory, with its code. Raises ProgramFileError for code that does not load."""
     compiled = version.graph
     try:
-        made = load_with_code(compiled.plan, compiled.code)
+        more = device_code.functions(version.device_code, compiled.plan) if version.device_code else NOTHING
+        made = load_with_code(compiled.plan, compiled.code, more=more)
     except (LoadError, ValueError, TypeError) as error:
         raise ProgramFileError(f"code for {version.target}: {error}") from error
     if compiled.prepacking is None:

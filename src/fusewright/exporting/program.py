@@ -87,6 +87,7 @@ class Signature:
     constraints  relations between sizes: {"op", "left", "right", "where"}
     buffers      names of the state that are buffers, with whether they are persistent
     takes, gives the containers of arguments (a pair of a tuple and a dict) and of results
+    subclasses   weights that were tensor subclasses, by name: see subclasses.py
     """
 
     leaves: list[dict[str, Any]] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Signature:
     buffers: dict[str, bool] = field(default_factory=dict)
     takes: Any = None
     gives: Any = None
+    subclasses: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -132,7 +134,7 @@ class Signature:
         return [self.leaves[leaf]["name"] for leaf in self._targets(self.outputs, "input_mutation")]
 
 
-FIELDS = ("leaves", "inputs", "outputs", "results", "symbols", "constraints", "buffers", "takes", "gives")
+FIELDS = ("leaves", "inputs", "outputs", "results", "symbols", "constraints", "buffers", "takes", "gives", "subclasses")
 
 
 class ExportedProgram:

@@ -25,6 +25,7 @@ from fusewright.exporting.lift import Input, Lifted, lift
 from fusewright.exporting.program import ExportedProgram, Signature
 from fusewright.exporting.request import Request, memory_order, request_of, stand_in
 from fusewright.exporting.spec import container
+from fusewright.exporting.subclasses import flattened
 from fusewright.exporting.symbols import Captured, Symbols, line_of, symbols_of, unread_root
 from fusewright.exporting.torch_programs import examples_of, is_torch_program, parts_of
 from fusewright.graph.builder import env_of
@@ -102,6 +103,7 @@ def decomposed(
     made = _export(module, args, kwargs, None, dims)
     for record, own in zip(made.graph_signature.leaves, program.graph_signature.leaves, strict=True):
         record["name"] = own["name"]  # the module's arguments have no names
+    made.graph_signature.subclasses = program.graph_signature.subclasses  # the module has their inner tensors
     return made
 
 
@@ -187,21 +189,33 @@ class _Building:
         model = request.model
         self.state: dict[str, torch.Tensor] = {}
         self.buffers: dict[str, bool] = {}
+        self.subclasses: dict[str, Any] = {}
         if isinstance(model, torch.nn.Module):
             persistent = set(model.state_dict(keep_vars=True))
-            self.state = dict(model.named_parameters(remove_duplicate=False))
-            for name, value in model.named_buffers(remove_duplicate=False):
-                self.state[name], self.buffers[name] = value, name in persistent
+            for name, parameter in model.named_parameters(remove_duplicate=False):
+                self._hold(name, parameter, True)
+            for name, buffer in model.named_buffers(remove_duplicate=False):
+                self.buffers[name] = name in persistent
+                self._hold(name, buffer, name in persistent)
         self.names: dict[int, str] = {}
         for name, value in self.state.items():
             self.names.setdefault(id(value), name)
         self.constants: dict[str, torch.Tensor] = {}
+
+    def _hold(self, name: str, value: torch.Tensor, persistent: bool) -> None:
+        inner, record = flattened(name, value)
+        self.state |= inner
+        if record is not None:
+            self.subclasses[name] = record
+            self.buffers.pop(name, None)
+            self.buffers |= {one: persistent for one, part in inner.items() if not isinstance(part, torch.nn.Parameter)}
 
     def program(self) -> ExportedProgram:
         lifted = self.lifted()
         own = pytree.tree_unflatten(self.captured.stand_ins, self.request.spec)
         flat, gives = results.flat_results(self.captured.frame, self.request.model, own)
         signature = Signature(takes=container(self.request.spec), gives=container(gives), buffers=self.buffers)
+        signature.subclasses = self.subclasses
         signature.results = [self._result(kind, target) for kind, target in flat]
         signature.inputs = [{"kind": one.kind, "target": one.target} for one in lifted.inputs]
         signature.outputs = [{"kind": kind, "target": target} for kind, target in lifted.outputs]

@@ -6,24 +6,20 @@ there is one (an operator on a GPU may draw from it); a state is given back to t
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.fx
 
 from fusewright.base.records import dataclass
-from fusewright.operators.host_draws import HOST_DRAW
+from fusewright.operators import host_draws
 from fusewright.sizes.tensor_type import TensorType
 
 CPU = torch.device("cpu")
 
 
-HOSTS = "random, numpy.random"
-"""Stands for the generators of these modules. To ask for their states takes longer than a small graph."""
 Drawn = torch.device | str
 
 
@@ -33,8 +29,8 @@ def drawing_devices(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
     for node in graph.nodes:
         if draws(node):
             found |= dict.fromkeys((CPU, *_devices(node.meta["type"])))
-            if node.target is HOST_DRAW:
-                found[HOSTS] = None
+            if node.target is host_draws.HOST_DRAW:
+                found[host_draws.drawn_from(node.args[0])] = None
     return tuple(found)
 
 
@@ -66,13 +62,13 @@ def generator_of(device: torch.device) -> torch.Generator:
 @dataclass(frozen=True, slots=True)
 class States:
     kept: tuple[tuple[torch.device, torch.Tensor], ...]
-    hosts: tuple[Any, Any] | None = None
-    """Of the modules `random` and `numpy.random` (operators/host_draws.py)."""
+    hosts: tuple[tuple[str, Any], ...] = ()
+    """Of Python's and NumPy's generators (`host_draws.states`, by what they are of)."""
 
     def restore(self) -> None:
-        if self.hosts is not None:
-            random.setstate(self.hosts[0])
-            np.random.set_state(self.hosts[1])
+        for _, states in self.hosts:
+            for restore, state in states:
+                restore(state)
         for device, state in self.kept:
             generator_of(device).set_state(state)
 
@@ -80,7 +76,7 @@ class States:
     def again(self) -> Iterator[None]:
         """Draws inside are those that followed when the states were kept; what is drawn afterwards is what it would
         have been."""
-        now = _now([*(device for device, _ in self.kept), *([] if self.hosts is None else [HOSTS])])
+        now = _now([*(device for device, _ in self.kept), *(host for host, _ in self.hosts)])
         self.restore()
         try:
             yield
@@ -97,4 +93,4 @@ def states_of(drawn: Sequence[Drawn]) -> States | None:
 
 def _now(drawn: Sequence[Drawn]) -> States:
     kept = tuple((one, generator_of(one).get_state()) for one in drawn if isinstance(one, torch.device))
-    return States(kept, (random.getstate(), np.random.get_state()) if HOSTS in drawn else None)
+    return States(kept, tuple((one, host_draws.states(one)) for one in drawn if isinstance(one, str)))

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusewright.base.signals import memory_was_short
 from fusewright.operators.schema import functional_form
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType
@@ -67,7 +68,7 @@ _OTHERS = frozenset(
     for name in (loss, f"{loss}_backward")
 ) | {
     getattr(torch.ops.aten, name).default
-    for name in """cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
+    for name in """complex cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
         upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
         upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d hardswish hardswish_
         hardswish_backward hardsigmoid_backward hardtanh_backward hardshrink_backward softshrink_backward
@@ -98,9 +99,11 @@ def _answer(
         warnings.simplefilter("ignore")
         try:
             return _dtypes(func(*map(_made, args), **{name: _made(value) for name, value in kwargs}))
-        except (MemoryError, RecursionError):  # of this moment, not of the question
+        except RecursionError:  # of this moment, not of the question
             raise
         except Exception as error:
+            if memory_was_short(error):
+                raise MemoryError(str(error)) from error
             return f"{type(error).__name__}: {error}"
 
 

@@ -1,12 +1,15 @@
 """Draws from the random generators of Python and NumPy, as operators: a graph draws at every call what eager would.
 
 Takes the name of a row of DRAWS, its parameters and, for arrays, a shape; gives a tensor on the CPU. Always holds: the
-generators are those of the modules `random` and `numpy.random`; draws stay in order and are never removed or merged.
+generators are those of the modules `random` and `numpy.random`, or instances of `random.Random` that this process has
+numbered ("random.gauss#3"); draws stay in order and are never removed or merged.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,8 +37,18 @@ class Draw:
     by_sizes: bool = False
 
 
+def _range(start: Any, stop: Any = None, step: Any = 1) -> tuple[tuple[Any, ...], None]:
+    return ((0, start, step) if stop is None else (start, stop, step)), None
+
+
 DRAWS: dict[str, Draw] = {
     "random.random": Draw(lambda: ((), None)),
+    "random.gauss": Draw(lambda mu=0.0, sigma=1.0: ((mu, sigma), None)),
+    "random.normalvariate": Draw(lambda mu=0.0, sigma=1.0: ((mu, sigma), None)),
+    "random.lognormvariate": Draw(lambda mu, sigma: ((mu, sigma), None)),
+    "random.triangular": Draw(lambda low=0.0, high=1.0, *mode: ((low, high, *mode), None)),
+    "random.randint": Draw(lambda a, b: ((a, b), None), torch.int64),
+    "random.randrange": Draw(_range, torch.int64),
     "numpy.random.random": Draw(lambda size=None: ((), size)),
     "numpy.random.random_sample": Draw(lambda size=None: ((), size)),
     "numpy.random.standard_normal": Draw(lambda size=None: ((), size)),
@@ -51,10 +64,51 @@ DRAWS: dict[str, Draw] = {
 here asks before a draw."""
 
 
+_NUMBERED: weakref.WeakValueDictionary[int, random.Random] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+MODULES = "random, numpy.random"
+"""The generators of these modules. To ask for their states takes longer than a small graph."""
+
+
+def numbered(generator: random.Random) -> str:
+    """What follows a row's name where an instance is drawn from. It stands for the instance as long as that lives."""
+    found = next((number for number, known in _NUMBERED.items() if known is generator), None)
+    if found is None:
+        found = next(_numbers)
+        _NUMBERED[found] = generator
+    return f"#{found}"
+
+
+def row_of(name: str) -> Draw:
+    """The row that a node's name stands for."""
+    return DRAWS[name.partition("#")[0]]
+
+
+def limits(name: str, parameters: Sequence[int]) -> tuple[int | None, int | None]:
+    """The least and the greatest int that a draw can give; None where it may be below 0."""
+    values = range(*parameters) if name.startswith(("random.randrange", "numpy")) else (parameters[0], parameters[-1])
+    ends = sorted((values[0], values[-1]))
+    return (ends[0], ends[1]) if ends[0] >= 0 else (None, None)
+
+
+def drawn_from(name: str) -> str:
+    """The generators that a draw of this name changes: MODULES, or an instance."""
+    return name[name.index("#") :] if "#" in name else MODULES
+
+
+def states(drawn: str) -> tuple[tuple[Callable[[Any], object], Any], ...]:
+    """The states now of what `drawn_from` gives, each with the function that restores it."""
+    if drawn == MODULES:
+        return (random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())
+    instance = _NUMBERED[int(drawn[1:])]
+    return ((instance.setstate, instance.getstate()),)
+
+
 def _draw(name: str, parameters: Sequence[Any], size: Sequence[int] | None) -> torch.Tensor:
+    name, _, number = name.partition("#")
     row = DRAWS[name]
     module, _, method = name.rpartition(".")
-    function = getattr(random if module == "random" else np.random, method)
+    function = getattr(_NUMBERED[int(number)] if number else random if module == "random" else np.random, method)
     if size is None:
         value = function(*parameters)
     else:

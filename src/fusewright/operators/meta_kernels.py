@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
@@ -147,11 +148,11 @@ def infer(
         floats, env.float_of = env.float_of, functools.partial(shape_float, env)
         try:
             with torch._C._EnablePythonDispatcher():
-                result = _SYMBOLIC.get(op, op)(*lowered_args, **lowered_kwargs)
+                result = _kernel(op, env)(*lowered_args, **lowered_kwargs)
         finally:
             env.float_of = floats
     else:
-        result = op(*lowered_args, **lowered_kwargs)
+        result = _kernel(op, env)(*lowered_args, **lowered_kwargs)
     for type_, tensor in made:
         after = type_of(tensor, type_.device)
         if _layout(after, env) != _layout(type_, env):
@@ -167,6 +168,41 @@ def infer(
         with asking(env.guard), contextlib.suppress(Undecided):  # still: the arguments are not valid
             found = correction(said, *args, **kwargs)
     return said if found is NotImplemented else found
+
+
+def fake_kernel(op: OpOverload) -> Callable[..., Any] | None:
+    """The shape function that a library gave for its operator (`torch.library.register_fake`), or None."""
+    if op.namespace in ("aten", "prim", "prims", "fusewright"):
+        return None
+    entry = simple_registry.singleton._data.get(op.name())
+    return None if entry is None or entry.fake_impl.kernel is None else entry.fake_impl.kernel
+
+
+def _kernel(op: OpOverload, env: ShapeEnv | None) -> Callable[..., Any]:
+    kernel = fake_kernel(op)
+    if kernel is None:
+        return _SYMBOLIC.get(op, op) if env is not None and (env.symbols or env.unbacked) else op
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with fake_impl.set_ctx_getter(lambda: _NewSizes(op, env)):
+            return kernel(*args, **kwargs)
+
+    return run
+
+
+class _NewSizes:
+    """What `torch.library.get_ctx()` gives to a shape function."""
+
+    def __init__(self, op: OpOverload, env: ShapeEnv | None) -> None:
+        self.op, self.env = op, env
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
+        """A size that depends on data."""
+        if self.env is None or not self.env.may_give:
+            raise GraphBreak("data-dependent-shape", f"{self.op} gives a shape that depends on data")
+        return size_of(self.env.create_unbacked(min, max), self.env)
+
+    create_unbacked_symint = new_dynamic_size
 
 
 def _constant_pad(self: torch.Tensor, pad: Sequence[int | torch.SymInt], value: complex = 0) -> torch.Tensor:

@@ -29,6 +29,8 @@ class OperatorFacts:
     effect     has an effect that outputs do not show (an assertion, a collective), so it is never removed
     composite  PyTorch breaks it down into other operators
     foreach    works on lists of tensors, element by element (`_foreach_add`)
+    recasts    its result has the bytes of its first argument under another dtype
+    may_fail   raises for some values of its operands (an index out of range, a singular matrix, ints divided by 0)
     """
 
     arguments: tuple[str, ...]
@@ -39,6 +41,8 @@ class OperatorFacts:
     effect: bool
     composite: bool
     foreach: bool
+    recasts: bool = False
+    may_fail: bool = False
 
     @property
     def is_view(self) -> bool:
@@ -47,6 +51,33 @@ class OperatorFacts:
 
 # Operators that give no tensor, or whose point is not their result. They stay in order and are never removed.
 _EFFECTS = frozenset({"aten::_assert_async", "aten::_assert_scalar"})
+
+_RECASTS = frozenset({aten.view_as_complex.default, aten.view_as_real.default, aten.view.dtype})
+
+# By name; in-place forms have an underscore more.
+_MAY_FAIL = frozenset("""
+    _assert_tensor_metadata _functional_assert_async _functional_assert_scalar _local_scalar_dense
+    index index_add index_copy index_fill index_put index_reduce index_select _index_put_impl _unsafe_index
+    _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate index_select_backward
+    gather gather_backward _gather_sparse_backward scatter scatter_add scatter_reduce take take_along_dim put
+    masked_scatter masked_scatter_backward masked_select max_unpool2d max_unpool3d searchsorted bucketize
+    embedding embedding_backward embedding_dense_backward embedding_sparse_backward embedding_renorm embedding_bag
+    _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
+    _embedding_bag_per_sample_weights_backward _embedding_bag_sparse_backward one_hot repeat_interleave segment_reduce
+    nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
+    binary_cross_entropy binary_cross_entropy_backward multi_margin_loss multi_margin_loss_backward
+    multilabel_margin_loss_forward multilabel_margin_loss_backward ctc_loss _ctc_loss
+    bincount histc histogram histogramdd _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
+    multinomial mode floor_divide remainder fmod
+    cholesky cholesky_inverse cholesky_solve _cholesky_solve_helper inverse pinverse lu_solve lu_unpack _lu_with_info
+    triangular_solve lstsq logdet slogdet svd qr matrix_exp
+    _linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd
+    linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh
+    linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve
+    linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_matrix_norm
+    linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
+    linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve
+""".split())  # fmt: skip
 
 
 _FACTS: dict[int, tuple[OpOverload, OperatorFacts]] = {}
@@ -95,7 +126,15 @@ def _facts(op: OpOverload) -> OperatorFacts:
         or op.namespace in ("_c10d_functional", "c10d", "fusewright_c10d"),
         composite=composite,
         foreach=schema.name.startswith("aten::_foreach_") and not schema.overload_name.endswith("out"),
+        recasts=op in _RECASTS,
+        may_fail=op.namespace == "aten" and _may_fail(schema.name.removeprefix("aten::"), schema.overload_name),
     )
+
+
+def _may_fail(name: str, overload: str) -> bool:
+    if name in ("div", "divide"):  # of floats it gives infinity
+        return overload.endswith("_mode")
+    return name in _MAY_FAIL or name.removesuffix("_") in _MAY_FAIL
 
 
 @cache

@@ -21,8 +21,11 @@ from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.data_dependent import GIVES, MASKS
+from fusewright.operators.host_draws import HOST_DRAW, limits
+from fusewright.operators.meta_kernels import fake_kernel, infer
 from fusewright.operators.rules.common import fresh
 from fusewright.operators.schema import argument
+from fusewright.operators.shape_rules import result_device
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Dim, Relation, bounds, product
 from fusewright.sizes.symint import size_of
@@ -42,11 +45,40 @@ def records(func: OpOverload, args: tuple[object, ...]) -> bool:
 
 
 def record(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """The operator's results, recorded. Raises GraphBreak where a gradient would have to pass through an unknown
-    size."""
+    """The operator's results, recorded; NotImplemented for one whose sizes do not depend on data. Raises GraphBreak
+    where a gradient would have to pass through an unknown size."""
+    if not records(func, args):
+        return NotImplemented if fake_kernel(func) is None else _of_extension(recorder, func, args, kwargs)
     if recorder.env is None:
         raise GraphBreak("data-dependent-shape", f"{func} gives a shape that depends on data")
     return (_masked_index if func is aten.index.Tensor else _ROWS[func])(recorder, func, args, kwargs)
+
+
+def _of_extension(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """An operator of a library's whose own shape function may ask for a new size (`torch.library.get_ctx()`)."""
+    env = recorder.env
+    if env is None:
+        return NotImplemented
+    kinds = recorder.convert(list(args))[1]
+    named = {name: recorder.convert(value)[1] for name, value in kwargs.items()}
+    before, env.may_give = len(env.unbacked), True
+    try:
+        types: Any = infer(func, tuple(kinds), named, result_device(args, kwargs), env)  # type: ignore[arg-type]
+    finally:
+        env.may_give = False
+    new = env.unbacked[before:]
+    if not new:
+        return NotImplemented
+    several = isinstance(types, tuple)
+    places = [
+        (symbol, dim, which if several else None)
+        for which, kind in enumerate(types if several else (types,))
+        for dim, symbol in enumerate(kind.shape if isinstance(kind, TensorType) else ())
+        if symbol in new
+    ]
+    if len(new) != 1 or not places:
+        raise GraphBreak("data-dependent-shape", f"{func} gives several such sizes, or computes with one")
+    return _give(recorder, func, args, kwargs, types, places[0])
 
 
 def number_of(recorder: Recorder, tensor: TracedTensor) -> torch.SymInt:
@@ -56,7 +88,8 @@ def number_of(recorder: Recorder, tensor: TracedTensor) -> torch.SymInt:
     known = _known(recorder, tensor)
     if isinstance(known, torch.SymInt):
         return known
-    symbol = env.create_unbacked(None, None)
+    least, most = limits(*tensor.node.args[:2]) if tensor.node.target is HOST_DRAW else (None, None)  # type: ignore
+    symbol = env.create_unbacked(least, most)
     if recorder.level == "torch":  # the node of the call gives it
         return size_of(symbol, env)  # type: ignore[return-value]
     recorder.node_of(aten._local_scalar_dense.default, (tensor.node,), {}, symbol).meta[GIVES] = (symbol, None, None)

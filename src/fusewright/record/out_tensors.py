@@ -54,8 +54,10 @@ class Watched:
             raise GraphBreak("operator-failed", f"{name} does not write to its `out` tensor when it is traced")
 
 
-def watch(graph: torch.fx.Graph, kwargs: Mapping[str, object]) -> Watched | None:
-    """What `out` is before the call; None where it holds no traced tensor."""
+def watch(graph: torch.fx.Graph, fn: object, kwargs: Mapping[str, object]) -> Watched | None:
+    """What `out` is before the call of `fn`; None where it holds no traced tensor, or is only read."""
+    if isinstance(fn, OpOverload) and not any(one.is_out for one in fn._schema.arguments):
+        return None  # the backward of attention takes its result by this name
     out = kwargs["out"]
     traced = [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, TracedTensor)]
     if not traced:

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from fusewright.base.location import Location
 from fusewright.base.records import replace
-from fusewright.base.signals import GraphBreak, Retry, Signal
+from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
 from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import eager_dtypes, shape_rules, size_checks
@@ -117,7 +117,7 @@ class Recorder:
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
         self.unknown_shapes = False
         # collectives that the program has begun and not waited for: what it holds, and what waiting does
-        self.collectives: list[tuple[object, Callable[[], None]]] = []
+        self.collectives: list[tuple[object, Callable[[], None], bool]] = []
         self.waited: dict[torch.fx.Node, TracedTensor] = {}  # results of collectives, as they are after waiting
 
     @property
@@ -127,7 +127,8 @@ class Recorder:
 
     @property
     def symbolic(self) -> bool:
-        return self.env is not None and (bool(self.env.symbols) or self.data_shapes or self.data_numbers)
+        env = self.env
+        return env is not None and bool(env.symbols or env.unbacked or self.data_shapes or self.data_numbers)
 
     def owns(self, value: object) -> bool:
         """Whether `value` is a traced tensor of this recorder."""
@@ -298,7 +299,7 @@ class Recorder:
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
         # are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
-        watched = out_tensors.watch(self.graph, kwargs) if self.level == "aten" and "out" in kwargs else None
+        watched = out_tensors.watch(self.graph, fn, kwargs) if self.level == "aten" and "out" in kwargs else None
         try:
             if self._depth or self.symbolic:
                 with self.recording(not is_symbolic_in_c(fn)):
@@ -313,7 +314,7 @@ class Recorder:
         except Signal:
             raise
         except Exception as error:
-            raise GraphBreak("operator-failed", f"{_name(fn)}: {type(error).__name__}: {error}") from error
+            raise untraced(_name(fn), error) from error
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
@@ -347,8 +348,8 @@ class Recorder:
             # Views have a history here too. Not func.decompose: PyTorch's Python versions are slow and import sympy.
             with _RecordingMode(self), torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        if self.data_shapes and data_sizes.records(func, args):
-            return data_sizes.record(self, func, args, kwargs)
+        if self.data_shapes and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:
+            return found
         if self.symbolic:
             args, kwargs = scalar_operands.with_fixed_numbers(func, args, kwargs)
         of_unknown_shape = self._types_of_unknown_shape(func, args, kwargs)
@@ -491,8 +492,7 @@ class Recorder:
         return node, self._results(facts(func), func, args, kwargs, node, result_type)
 
     def _convert_sequence(self, values: Sequence[object]) -> tuple[list[object], list[object]]:
-        nodes: list[object] = []
-        kinds: list[object] = []
+        nodes, kinds = list[object](), list[object]()
         for value in values:
             if type(value) is TracedTensor and value.recorder is self:
                 nodes.append(value.node)
@@ -542,7 +542,7 @@ class Recorder:
         except (Signal, MetadataChanged):
             raise
         except Exception as error:
-            raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
+            raise untraced(func, error) from error
         disagreement = eager_dtypes.disagreement(func, args, kwargs, found)
         if disagreement:
             raise GraphBreak("operator-failed", f"{func}: {disagreement}")

@@ -73,9 +73,10 @@ def _refusal(func: OpOverload) -> tuple[str, str] | None:
 
 
 @functools.cache
-def _places_by_index(func: OpOverload) -> bool:
-    """Whether an index says where the operator writes: its other operands may not even be what it writes to."""
-    return any(argument.name in ("index", "indices") for argument in func._schema.arguments)
+def _shares_nothing(func: OpOverload) -> bool:
+    """Whether no other operand may be what the operator writes to: an index says where it writes, or it joins them."""
+    by_index = any(argument.name in ("index", "indices") for argument in func._schema.arguments)
+    return by_index or func.overloadpacket is aten.cat
 
 
 def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -96,7 +97,7 @@ def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...],
             read = [value.node for value in operands if value is not target]
             if read and shares_in_part(target.node, read):
                 raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
-            if _places_by_index(func) and (len(read) < len(operands) - 1 or shares_memory(target.node, read)):
+            if _shares_nothing(func) and (len(read) < len(operands) - 1 or shares_memory(target.node, read)):
                 raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares")
     if func is aten.as_strided.default:
         check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ from torch.utils import deterministic
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.known_values import LITERAL, NUMBER
-from fusewright.operators import decompositions
+from fusewright.operators import decompositions, messages
+from fusewright.operators.host_draws import HOST_DRAW
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.rules.collectives import NAMESPACE
 from fusewright.operators.rules.common import is_dense
@@ -92,9 +93,9 @@ def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
     if value is not None:
         return value.item()
     if (
-        recorder.data_numbers
+        isinstance(tensor, TracedTensor)
+        and (recorder.data_numbers or tensor.node.target is HOST_DRAW)
         and recorder.env is not None
-        and isinstance(tensor, TracedTensor)
         and tensor.dtype in _INTEGERS
     ):
         return data_sizes.number_of(recorder, tensor)
@@ -207,7 +208,7 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
         _wait(recorder, (tensor._base,), kwargs)
         return tensor
     node: Any = tensor.node.args[0] if tensor.node.target is operator.getitem else tensor.node
-    if getattr(node.target, "namespace", "") != NAMESPACE:
+    if getattr(node.target, "namespace", "") not in (NAMESPACE, messages.NAMESPACE):
         return tensor
     op = torch.ops._c10d_functional.wait_tensor.default
     made, result = recorder.record_as(op, args, kwargs, replace(tensor.tensor_type, requires_grad=False))

@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
+from fusewright.operators.data_dependent import GIVES
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Relation, Sum
 from fusewright.sizes.symint import dim_of
@@ -146,12 +147,7 @@ class TorchLevel:
 
     def check(self, relations: Sequence[Relation]) -> None:
         """Nodes that check what is taken for granted of sizes that depend on data."""
-        graph = self.recorder.graph
-        for relation in relations:
-            sides = tuple(self.size(side) for side in (relation.left, relation.right))
-            holds = graph.create_node("call_function", _COMPARISONS[relation.op], sides)  # type: ignore[arg-type]
-            made = graph.create_node("call_function", torch._assert, (holds, CHECK))
-            holds.meta["location"] = made.meta["location"] = self.recorder.here
+        add_checks(self.recorder.graph, relations, self.size, self.recorder.here)
 
     def size(self, d: Dim) -> torch.fx.Node | int:
         """The torch-level node that computes a size from the size placeholders, or reads it from a result."""
@@ -207,8 +203,8 @@ def make_size(
 
 
 def sizes_as_nodes(graph: torch.fx.Graph) -> None:
-    """Makes nodes of the size expressions among the arguments of an ATen-level graph, all of whose sizes are its
-    inputs'."""
+    """Makes nodes of the size expressions among the arguments of an ATen-level graph: computed from the sizes that are
+    its inputs, and from those that its operators give. What is taken for granted of the latter is checked."""
     sizes: dict[Dim, torch.fx.Node] = {
         node.meta["type"]: node for node in graph.find_nodes(op="placeholder") if isinstance(node.meta["type"], Expr)
     }
@@ -220,8 +216,37 @@ def sizes_as_nodes(graph: torch.fx.Graph) -> None:
             sizes[d] = make_size(graph, d, node_of, ())
         return sizes[d]
 
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    with graph.inserting_before(first):
-        for node in list(graph.nodes):
+    for node in list(graph.nodes):
+        if node.op == "placeholder":
+            continue
+        with graph.inserting_before(node):
+            env = node.meta.get("env") if node.op == "output" else None
+            if env is not None and env.unbacked:
+                add_checks(graph, env.assertions(), node_of, ())
             node.args = map_aggregate(node.args, node_of)
             node.kwargs = map_aggregate(node.kwargs, node_of)
+        if GIVES in node.meta:
+            symbol, dim, which = node.meta[GIVES]
+            with graph.inserting_after(node):
+                made = node if which is None else graph.call_function(operator.getitem, (node, which))
+            with graph.inserting_after(made):
+                sizes[symbol] = made if dim is None else graph.call_method("size", (made, dim))
+
+
+def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """What a torch-level graph calls where the program stores to `tensor.data`."""
+    tensor.data = value
+
+
+def add_checks(
+    graph: torch.fx.Graph,
+    relations: Sequence[Relation],
+    node_of: Callable[[Dim], Any],
+    location: tuple[Location, ...],
+) -> None:
+    """Nodes, where the graph now grows, that check what is taken for granted of sizes that depend on data."""
+    for relation in relations:
+        sides = tuple(node_of(side) for side in (relation.left, relation.right))
+        holds = graph.create_node("call_function", _COMPARISONS[relation.op], sides)  # type: ignore[arg-type]
+        made = graph.create_node("call_function", torch._assert, (holds, CHECK))
+        holds.meta["location"] = made.meta["location"] = location

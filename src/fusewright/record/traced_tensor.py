@@ -9,7 +9,7 @@ a wrong value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.fx
@@ -31,6 +31,24 @@ def _data_method(name: str, code: str) -> object:
 
     refuse.__name__ = name
     return refuse
+
+
+class KnownStorage:
+    """What is known of the memory that a traced tensor lies in: the bytes up to its last element."""
+
+    def __init__(self, tensor: TracedTensor) -> None:
+        self.tensor = tensor
+
+    def size(self) -> Any:
+        root = memory_root(self.tensor)
+        kind, env = root.tensor_type, root.recorder.env
+        length = reach(kind.shape, kind.stride, 0) * kind.dtype.itemsize
+        return length if env is None else size_of(length, env)
+
+    nbytes = size
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise GraphBreak("operator-failed", f"Tensor.untyped_storage().{name}")
 
 
 class TracedTensor(torch.Tensor):
@@ -85,7 +103,10 @@ class TracedTensor(torch.Tensor):
     __dlpack__ = _data_method("__dlpack__", "operator-failed")  # type: ignore[assignment]
     data_ptr = _data_method("data_ptr", "operator-failed")  # type: ignore[assignment]
     storage = _data_method("storage", "operator-failed")  # type: ignore[assignment]
-    untyped_storage = _data_method("untyped_storage", "operator-failed")  # type: ignore[assignment]
+
+    def untyped_storage(self) -> KnownStorage:  # type: ignore[override]
+        """For code of PyTorch's that makes a wrapper of as many bytes."""
+        return KnownStorage(self)
 
 
 # Called through the class (torch.Tensor.tolist(x)) these would miss the refusals above.
@@ -205,13 +226,13 @@ def check_window(tensor: TracedTensor, shape: Sequence[int], stride: Sequence[in
     if root.is_input and offset is not None:
         raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
     start = tensor.tensor_type.offset if offset is None else dim_of(offset)
-    needed = _reach([dim_of(size) for size in shape], [dim_of(step) for step in stride], start)
-    env, fits = tensor.recorder.env, Relation("<=", needed, _reach(root.tensor_type.shape, root.tensor_type.stride, 0))
+    needed = reach([dim_of(size) for size in shape], [dim_of(step) for step in stride], start)
+    env, fits = tensor.recorder.env, Relation("<=", needed, reach(root.tensor_type.shape, root.tensor_type.stride, 0))
     if not (fits.holds({}) if env is None else env.guard(fits)):
         raise GraphBreak("operator-failed", "as_strided beyond the elements of the tensor")
 
 
-def _reach(shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Dim:
+def reach(shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Dim:
     """How many elements of the storage a tensor spans."""
     if any(size == 0 for size in shape):
         return 0

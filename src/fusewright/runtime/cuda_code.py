@@ -98,9 +98,9 @@ def _surroundings() -> str:
     return hashlib.sha256(KERNEL_MAGIC + library + f"triton {triton_version()}".encode()).hexdigest()
 
 
-def path_of(key: str, arch: int) -> Path:
-    """Of the machine code of the kernel with that key."""
-    name = hashlib.sha256(f"{key} {_surroundings()} sm_{arch}".encode()).hexdigest()
+def path_of(key: str, arch: int, ptx: bool = False) -> Path:
+    """Of the machine code of the kernel with that key. ptx: of the file that has its PTX too."""
+    name = hashlib.sha256(f"{key} {_surroundings()} sm_{arch}{' ptx' if ptx else ''}".encode()).hexdigest()
     return _store() / f"{name[:KERNEL_NAME_LENGTH]}{KERNEL_SUFFIX}"
 
 
@@ -191,10 +191,10 @@ def warm_up() -> None:
         COMPILER.start()
 
 
-def request(kernels: Iterable[DeviceKernel], arch: int) -> None:
-    """Has machine code made for those that the store lacks."""
+def request(kernels: Iterable[DeviceKernel], arch: int, ptx: bool = False) -> None:
+    """Has machine code made for those that the store lacks. ptx: with its PTX."""
     for kernel in kernels:
-        path = path_of(kernel.key, arch)
+        path = path_of(kernel.key, arch, ptx)
         if read(path) is None:
             path.unlink(missing_ok=True)
             COMPILER.ask(
@@ -202,7 +202,7 @@ def request(kernels: Iterable[DeviceKernel], arch: int) -> None:
                     "text": kernel.text, "symbol": kernel.symbol, "signature": kernel.signature,
                     "aligned": kernel.aligned,
                     "warps": kernel.warps, "stages": kernel.stages, "checks": kernel.checks, "scratch": kernel.scratch,
-                    "arch": arch,
+                    "arch": arch, "ptx": ptx,
                     "path": str(path),
                 }
             )  # fmt: skip
@@ -244,13 +244,19 @@ def load(
     return functions
 
 
-def _load(key: str, index: int) -> DeviceFunction:
-    path = path_of(key, processor(index).arch)
+def made(key: str, arch: int, ptx: bool = False) -> tuple[dict[str, Any], bytes]:
+    """(what a launch needs to know, machine code) of a kernel that was asked for: waits for it. Raises LoadError and
+    CompileError as `load` does."""
+    path = path_of(key, arch, ptx)
     COMPILER.wait(str(path))
     found = read(path)
     if found is None:
         raise LoadError(f"the machine code of kernel {key} is not in {path}")
-    launch, code = found
+    return found
+
+
+def _load(key: str, index: int) -> DeviceFunction:
+    launch, code = made(key, processor(index).arch)
     with torch.cuda.device(index):
         torch.cuda.current_stream()  # makes PyTorch create the device's context
         handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])

@@ -183,7 +183,7 @@ def _launch(step: LaunchCall, addresses: Addresses) -> tuple[Any, ...]:
     if not isinstance(function, DeviceFunction):
         raise LoadError(f"kernel {step.name} ({step.key}) is not loaded on a GPU")
     written, by_value = tuple(map(int, step.written)), tuple(map(int, step.by_value))
-    shape = (step.device, step.grid, function.threads, function.shared, int(step.scratch))
+    shape = (step.device, step.grid, function.threads, function.shared, int(step.scratch), int(step.waits))
     return (step.name, function.handle, *shape, step.buffers, by_value, written, step.sizes)
 
 

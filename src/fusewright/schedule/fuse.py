@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from fusewright.base.records import dataclass, field
-from fusewright.loops.ir import Buffer, Extern, Reduction
+from fusewright.loops.ir import Buffer, Extern, Reduction, Scan
 from fusewright.schedule.align import Link, Shape, align, identity, links_hold
 from fusewright.schedule.axes import Access, Nest, Recipe, main_access, make_nest
 from fusewright.schedule.dependencies import Dependencies
@@ -298,6 +298,8 @@ class Fuser:
     def _worthwhile(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe) -> bool:
         options = self.options
         outer = estimate(product(recipe_a.outer_extents()))
+        if options.lanes > 1 and (self._is_scanned(a), self._reads_call(b)) == (True, True) and not self._reads_call(a):
+            return False
         lanes = set()
         for group, recipe, other in ((a, recipe_a, b), (b, recipe_b, a)):
             if not recipe.inner:
@@ -337,6 +339,15 @@ class Fuser:
         if self.options.lanes > 1 and len(set(lengths)) > 1:
             return False  # a GPU keeps a row in registers, where only rows of the same length meet
         return len(lengths) < 2 or max(lengths) <= 4 * min(lengths)
+
+    def _is_scanned(self, group: Group) -> bool:
+        return any(isinstance(self.dependencies.operations[position], Scan) for position in group.positions)
+
+    def _reads_call(self, group: Group) -> bool:
+        """Whether the group reads what a library call gave: on a GPU it may become part of the call's kernel, which
+        scans nothing."""
+        writers = (place for name in group.touching for place in self.dependencies.writers.get(name, ()))
+        return any(isinstance(self.dependencies.operations[place], Extern) for place in writers)
 
     def _too_many_rows(self, group: Group, other: Group, recipe: Recipe) -> bool:
         """Whether `group` would store more rows from a tile of columns than pays. A GPU's block of columns stores as it

@@ -19,7 +19,8 @@ from fusewright.codegen.analysis import analyse
 from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.signature import signature
 from fusewright.codegen.triton.gemm import takes_copies
-from fusewright.codegen.triton.gemm_tiles import Computing, ProductShape, ProductTile, product_tiles
+from fusewright.codegen.triton.gemm_tiles import SKINNY, Computing, ProductShape, ProductTile, product_tiles
+from fusewright.codegen.triton.module import DEPENDENT_ARCH
 from fusewright.codegen.triton.tiles import Tile, choose, neighbours, power_of_two
 from fusewright.loops.ir import Buffer
 from fusewright.schedule.expressions import survey
@@ -37,6 +38,8 @@ MOST_COMPUTING_TILES = 5
 """Candidates for a product that computes operands, for each choice of these."""
 BULK_ARCH = 90
 """Compute capability from which GPUs have a copy engine for tensors (9.0)."""
+CALL_DELAY = 1.5e-6
+"""Seconds of a library call between kernels that start before those ahead of them have ended: it does not."""
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +125,8 @@ def _product_question(plan: Plan, key: str, places: list[Site], processor: Proce
         _results(site, kernels),
         _shape_class(site, whole, kernels),
     )
-    return Question(title, key, weight, tuple(candidates), results, _tolerance(product), tuple(places), similar)
+    delay = CALL_DELAY if processor.arch >= DEPENDENT_ARCH and site.known_rows <= SKINNY else 0.0
+    return Question(title, key, weight, tuple(candidates), results, _tolerance(product), tuple(places), similar, delay)
 
 
 def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> str:

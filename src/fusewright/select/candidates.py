@@ -48,7 +48,8 @@ class Candidate:
 class Question:
     """title: for people; key: what decides the answer, hashed; weight: the work that depends on it; candidates: the
     first is what runs without tuning; places: sites, or names of kernels, that take the answer; shape_class: what it
-    has in common with the same question about a similar number of rows (empty: nothing is known of such)."""
+    has in common with the same question about a similar number of rows (empty: nothing is known of such); delay:
+    seconds by which the first candidate holds up the kernels around it, which no measurement of it alone shows."""
 
     title: str
     key: str
@@ -58,6 +59,7 @@ class Question:
     tolerance: float
     places: tuple[Any, ...]
     shape_class: str = ""
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +110,21 @@ class Records(Protocol):
 
 
 def quickest(
-    calls: Sequence[tuple[str, Any]], measure: Callable[[Sequence[Any], int], list[list[float]]]
+    calls: Sequence[tuple[str, Any]],
+    measure: Callable[[Sequence[Any], int], list[list[float]]],
+    delay: float = 0.0,
 ) -> tuple[str, dict[str, float]]:
     """(the winner's name, median seconds by name). The first call keeps its place unless another one is clearly
-    quicker."""
+    quicker, beside its delay."""
     names = [name for name, _ in calls]
     times = dict(zip(names, map(statistics.median, measure([call for _, call in calls], FEW))))
     bound = MAY_WIN * min(times.values())
     left = [(name, call) for name, call in calls if name == names[0] or times[name] <= bound]
     if len(left) > 1:
         times.update(zip([name for name, _ in left], map(statistics.median, measure([call for _, call in left], MANY))))
-    best = min((name for name, _ in left), key=lambda name: times[name])
-    winner = best if times[best] < (1 - MARGIN) * times[names[0]] else names[0]
+    costs = {name: times[name] + (delay if name == names[0] else 0.0) for name, _ in left}
+    best = min(costs, key=costs.__getitem__)
+    winner = best if costs[best] < (1 - MARGIN) * costs[names[0]] else names[0]
     return winner, times
 
 
@@ -148,7 +153,10 @@ def answer_all(
             tuner.request(open_[requested].candidates)
             requested += 1
         calls, refused = tuner.prepare(question)
-        winner, times = quickest(calls, tuner.measure) if len(calls) > 1 else (question.candidates[0].name, {})
+        winner = question.candidates[0].name
+        times: dict[str, float] = {}
+        if len(calls) > 1:
+            winner, times = quickest(calls, tuner.measure, question.delay)
         answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))
         if records is not None and times:
             _remember(records, tuner, question, winner, times)

@@ -20,12 +20,13 @@ from fusewright.codegen.triton.operations import HALVES
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, Expression, Load, Store
 from fusewright.schedule.expressions import Rewriter, survey
-from fusewright.schedule.plan import Chain, Define, Kernel, Plan, Product, Reduce, RunKernel, Stage
+from fusewright.schedule.plan import Chain, Kernel, Plan, Product, Reduce, RunKernel, Stage
 from fusewright.select import places, prologues, replacement, sites, variants
-from fusewright.select.fused_attention import MOST_FEATURES, Different, copied, read_operand
+from fusewright.select.fused_attention import MOST_FEATURES, copied, read_operand
 from fusewright.select.prologues import Producer
 from fusewright.select.replacement import Replacement, Span, is_private, is_undisturbed
 from fusewright.select.sites import Site
+from fusewright.select.statements import Different, Statements
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
@@ -46,43 +47,18 @@ class _Elements:
     stores: dict[str, tuple[Store, tuple[Axis, ...]]] = field(default_factory=dict)
     sums: list[tuple[tuple[Axis, ...], Reduce]] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
-    known: dict[str, Expression] = field(default_factory=dict)
-    scratch: dict[str, tuple[Dim, Expression]] = field(default_factory=dict)
-
-    def _inlined(self, value: Expression) -> Expression:
-        return Rewriter(
-            lambda dim: dim, self._load, lambda node: self.known.get(node.name, node), lambda old, new: old
-        ).visit(value)
-
-    def _load(self, node: Load) -> Expression | None:
-        if node.buffer not in self.scratch:
-            return None
-        index, value = self.scratch[node.buffer]
-        if node.bindings or index != node.index:
-            raise Different
-        return value
+    names: Statements = field(default_factory=Statements)
 
     def read(self) -> None:
-        own = {scratch.name for scratch in self.kernel.scratch}
-        for stage in self.kernel.stages:
-            for statement in stage.statements:
-                if isinstance(statement, Define):
-                    self.known[statement.local] = self._inlined(statement.value)
-                elif isinstance(statement, Reduce):
-                    self._reduce(stage, statement)
-                elif not isinstance(statement, Store) or statement.mode != "write" or statement.bindings:
-                    raise Different
-                elif statement.buffer in own:
-                    self.scratch[statement.buffer] = statement.index, self._inlined(statement.value)
-                elif statement.buffer in self.stores:
-                    raise Different
-                else:
-                    made = replace(statement, value=self._inlined(statement.value))
-                    self.stores[statement.buffer] = made, stage.axes
+        self.names.read(self.kernel, self._reduced, self._stored)
 
-    def _reduce(self, stage: Stage, statement: Reduce) -> None:
-        value = self._inlined(statement.value)
-        outer = self.kernel.outer
+    def _stored(self, stage: Stage, statement: Store) -> None:
+        if statement.buffer in self.stores:
+            raise Different
+        self.stores[statement.buffer] = statement, stage.axes
+
+    def _reduced(self, stage: Stage, statement: Reduce) -> None:
+        value, outer = statement.value, self.kernel.outer
         shape = tuple(axis.extent for axis in outer)
         if statement.kind not in _SUMS or any(load.buffer in self.results for load in survey([value]).loads):
             raise Different
@@ -92,8 +68,8 @@ class _Elements:
         index: Dim = 0
         for axis, stride in zip(outer, strides):
             index = index + axis.symbol * stride
-        self.known[statement.local] = ir.load(name, index, value.dtype)
-        self.sums.append((stage.axes, replace(statement, value=value)))
+        self.names.known[statement.local] = ir.load(name, index, value.dtype)
+        self.sums.append((stage.axes, statement))
 
     def rows(self) -> Kernel | None:
         """The kernel of the sums."""
@@ -102,7 +78,7 @@ class _Elements:
         stages: list[Stage] = []
         reads: dict[str, torch.dtype] = {}
         for buffer, (axes, statement) in zip(self.buffers, self.sums):
-            load = self.known[statement.local]
+            load = self.names.known[statement.local]
             assert isinstance(load, Load)
             value = ir.local_value(statement.local, load.dtype)
             stages += [Stage(axes, (statement,)), Stage((), (Store(buffer.name, load.index, value),))]

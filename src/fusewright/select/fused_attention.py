@@ -24,15 +24,12 @@ from fusewright.select import places, prologues, replacement, sites, variants
 from fusewright.select.prologues import Producer
 from fusewright.select.replacement import Replacement, Span, is_private, is_undisturbed
 from fusewright.select.sites import Site
+from fusewright.select.statements import Different, Statements
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
 MOST_FEATURES = 256
 SCORES, SOFTMAX = "scores", "softmax"
-
-
-class Different(Exception):
-    """The kernel is no softmax that is known here."""
 
 
 @dataclass(slots=True)
@@ -49,48 +46,33 @@ class _Rows:
     totals: dict[str, bool] = field(default_factory=dict)
     weight: Store | None = None
     stores: list[Store] = field(default_factory=list)
-    known: dict[str, Expression] = field(default_factory=dict)
-    scratch: dict[str, tuple[Dim, Expression]] = field(default_factory=dict)
-
-    def inlined(self, value: Expression) -> Expression:
-        """The value without names and row memory."""
-        return Rewriter(
-            lambda dim: dim, self._load, lambda node: self.known.get(node.name, node), lambda old, new: old
-        ).visit(value)
-
-    def _load(self, node: Load) -> Expression | None:
-        if node.buffer not in self.scratch:
-            return None
-        index, value = self.scratch[node.buffer]
-        if node.bindings or index != node.index:
-            raise Different
-        return value
+    names: Statements = field(default_factory=Statements)
 
     def read(self, kernel: Kernel) -> None:
-        for stage in kernel.stages:
-            if len(stage.axes) > 1 or (stage.axes and self.axis not in (None, stage.axes[0])):
-                raise Different
-            self.axis = stage.axes[0] if stage.axes else self.axis
-            for statement in stage.statements:
-                if isinstance(statement, Define):
-                    self.known[statement.local] = self.inlined(statement.value)
-                elif isinstance(statement, Reduce):
-                    self._reduce(statement)
-                elif isinstance(statement, Store):
-                    self._store(kernel, stage, statement)
-                else:
-                    raise Different
+        axes = {stage.axes for stage in kernel.stages if stage.axes}
+        if len(axes) > 1 or any(len(row) > 1 for row in axes):
+            raise Different
+        self.axis = next((row[0] for row in axes), None)
+        self.names.read(kernel, self._reduced, self._stored)
 
-    def _reduce(self, statement: Reduce) -> None:
-        value = self.inlined(statement.value)
+    def _reduced(self, stage: Stage, statement: Reduce) -> None:
+        value = statement.value
         if value.dtype is not torch.float32:
             raise Different
         if statement.kind == "max" and self.score is None:
             self.score, self.most = value, statement.local
         elif statement.kind == "max" and value is self.score:
-            self.known[statement.local] = ir.local_value(self.most, torch.float32)
+            self.names.known[statement.local] = ir.local_value(self.most, torch.float32)
         elif statement.kind == "sum" and self.score is not None:
             self.totals[statement.local] = self._is_safe(value)
+        else:
+            raise Different
+
+    def _stored(self, stage: Stage, statement: Store) -> None:
+        if statement.buffer == self.weights and stage.axes and self.weight is None:
+            self.weight = statement
+        elif not stage.axes:
+            self.stores.append(statement)
         else:
             raise Different
 
@@ -106,19 +88,6 @@ class _Rows:
         assert self.score is not None
         difference = ir.apply("sub", self.score, most, dtype=torch.float32)
         return ir.apply("exp", difference, dtype=torch.float32)
-
-    def _store(self, kernel: Kernel, stage: Stage, statement: Store) -> None:
-        if statement.mode != "write" or statement.bindings:
-            raise Different
-        made = replace(statement, value=self.inlined(statement.value))
-        if any(statement.buffer == scratch.name for scratch in kernel.scratch):
-            self.scratch[statement.buffer] = made.index, made.value
-        elif statement.buffer == self.weights and stage.axes and self.weight is None:
-            self.weight = made
-        elif not stage.axes:
-            self.stores.append(made)
-        else:
-            raise Different
 
     def share(self) -> tuple[Expression, torch.dtype]:
         """(what an exponential is multiplied by to be the weight, of its row alone; the type it is rounded to)."""
@@ -169,23 +138,33 @@ class _Found:
 
 def fused(plan: Plan, takes: Callable[[Kernel, Mapping[str, Buffer]], bool]) -> Plan:
     """The plan with a kernel for each attention on a GPU. takes: whether there is code for it."""
-    every = sites.find(plan)
+    every = sites.find(plan, least_inner=1)
     products = {site.result.name: site for site in every}
     used = prologues.uses(plan)
     gone: set[int] = set()
     chosen: list[_Found] = []
     for site in every:
         found = _found(plan, products, site, used, gone)
-        if found is None or not takes(found.kernel, plan.buffers):
+        if found is None:
+            continue
+        halves = prologues.narrowed(plan, filter(_is_widened, found.producers))
+        if not takes(found.kernel, plan.buffers | halves):
             continue
         gone.update(found.steps, (producer.step for producer in found.producers))
         chosen.append(found)
     if not chosen:
         return plan
     puts = [Replacement(found.steps, found.at, (found.kernel,)) for found in chosen]
-    return replacement.replaced(
-        plan, [*prologues.of_producers(plan, [one for found in chosen for one in found.producers]), *puts]
-    )
+    producers = [one for found in chosen for one in found.producers]
+    copies, widened = ([one for one in producers if _is_widened(one) is wanted] for wanted in (False, True))
+    return replacement.replaced(plan, [*prologues.of_producers(plan, copies, widened), *puts])
+
+
+def _is_widened(producer: Producer) -> bool:
+    """Whether what is stored are halves, as float32, of no other memory."""
+    value = producer.value
+    widened = isinstance(value, Apply) and value.op == "cast" and value.dtype is torch.float32
+    return widened and value.args[0].dtype in HALVES and copied(value) is None  # type: ignore[attr-defined]
 
 
 def _found(
@@ -255,7 +234,7 @@ def _joined(
         *prologues.producers(plan, inner, *taken),
         *(one for one in prologues.producers(plan, site, *taken) if one.side == "right"),
     )
-    producers = tuple(one for one in producers if copied(one.value) is not None)
+    producers = tuple(one for one in producers if copied(one.value) is not None or _is_widened(one))
     by_buffer = {one.buffer: one for one in producers}
     d = sizes.loop_symbol("d", inner.inner)
     renamed: dict[Expr, Expr] = {sites.inner_symbol(inner.inner): d}
@@ -307,10 +286,12 @@ def copied(value: Expression) -> Load | None:
 
 
 def read_operand(operand: Operand, by_buffer: dict[str, Producer], mapping: dict[Expr, Expr], k: Expr) -> Operand:
-    """The operand over other symbols, read from where it was copied from."""
+    """The operand over other symbols, read from where it was copied from, or as it was before it was widened."""
     producer = by_buffer.get(operand.buffer)
     load = None if producer is None else copied(producer.value)
     index, buffer, dtype = operand.outer + operand.inner, operand.buffer, operand.dtype
+    if producer is not None and _is_widened(producer):
+        dtype = producer.value.args[0].dtype  # type: ignore[attr-defined]
     if load is not None:
         index, buffer, dtype = load.index, load.buffer, load.dtype
     index = sizes.substitute(index, mapping)
@@ -369,3 +350,4 @@ def _checked(
     lines = tuple(dict.fromkeys((*rows.locations, *kernel.locations)))
     origins = tuple(dict.fromkeys((*rows.origins, *kernel.origins)))
     return _Found(tuple(steps), last, replace(kernel, locations=lines, origins=origins), producers)
+

@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fusewright.base.records import dataclass, replace
 from fusewright.base.thresholds import MOST_PROLOGUE_NODES
-from fusewright.loops.ir import Expression, Store
-from fusewright.schedule.expressions import Rewriter, survey
-from fusewright.schedule.plan import Define, Kernel, Operand, Plan, RunKernel, roots
+from fusewright.loops.ir import Apply, Buffer, Expression, LocalValue, Store
+from fusewright.schedule.expressions import survey
+from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Reduce, RunKernel, Stage, roots
 from fusewright.select.replacement import Replacement, is_private, touched
 from fusewright.select.sites import Site, steps_of
+from fusewright.select.statements import Different, Statements
 from fusewright.select.variants import digits, substituted
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
@@ -97,26 +98,23 @@ def _stored(kernel: Kernel, name: str) -> tuple[Expression, Dim] | None:
     kernel, or gathers."""
     if len(kernel.stages) != 1 or kernel.scratch or kernel.product is not None or kernel.sizes:
         return None
-    (stage,) = kernel.stages
-    locals_: dict[str, Expression] = {}
     found: list[Store] = []
-    rewriter = Rewriter(
-        lambda dim: dim, lambda load: None, lambda local: locals_.get(local.name, local), lambda old, new: old
-    )
-    for statement in stage.statements:
-        if isinstance(statement, Define):
-            locals_[statement.local] = rewriter.visit(statement.value)
-        elif not isinstance(statement, Store) or statement.mode != "write":
-            return None
-        elif statement.buffer == name:
-            found.append(statement)
-    if len(found) != 1 or found[0].bindings:
+    try:
+        Statements().read(kernel, _refused, lambda stage, store: found.append(store))
+    except Different:
         return None
-    value = rewriter.visit(found[0].value)
+    kept = [store for store in found if store.buffer == name]
+    if len(kept) != 1:
+        return None
+    value = kept[0].value
     seen = survey([value])
     if seen.nodes > MOST_PROLOGUE_NODES or any(load.bindings for load in seen.loads) or seen.checks or seen.locals:
         return None
-    return value, found[0].index
+    return value, kept[0].index
+
+
+def _refused(stage: Stage, statement: Reduce) -> None:
+    raise Different
 
 
 def computing(site: Site, chosen: Sequence[Producer]) -> Site:
@@ -159,15 +157,47 @@ def without(kernel: Kernel, dropped: Collection[str], name: str = "") -> Kernel 
     )
 
 
-def of_producers(plan: Plan, chosen: Iterable[Producer]) -> list[Replacement]:
-    """What is left of the producers' kernels, in their places, once products compute these buffers themselves."""
+def narrowed(plan: Plan, widened: Iterable[Producer]) -> dict[str, Buffer]:
+    """The buffers that these store, as halves."""
+    return {
+        one.buffer: replace(plan.buffers[one.buffer], dtype=one.value.args[0].dtype)  # type: ignore[attr-defined]
+        for one in widened
+    }
+
+
+def _storing(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Kernel:
+    """The pointwise kernel that stores halves in these, where it widened them."""
+    (stage,) = kernel.stages
+    known: dict[str, Expression] = {}
+    statements = []
+    for statement in stage.statements:
+        if isinstance(statement, Define):
+            known[statement.local] = statement.value
+        elif isinstance(statement, Store) and statement.buffer in buffers:
+            value = statement.value
+            value = known.get(value.name, value) if isinstance(value, LocalValue) else value
+            assert isinstance(value, Apply) and value.op == "cast"
+            statement = replace(statement, value=value.args[0])
+        statements.append(statement)
+    dtypes = (buffers[name].dtype if name in buffers else dtype for name, dtype in zip(kernel.buffers, kernel.dtypes))
+    return replace(kernel, stages=(replace(stage, statements=tuple(statements)),), dtypes=tuple(dtypes), inplace=())
+
+
+def of_producers(
+    plan: Plan, chosen: Sequence[Producer], widened: Sequence[Producer] = ()
+) -> list[Replacement]:
+    """What is left of the producers' kernels, in their places, once products compute the chosen ones' buffers
+    themselves, and read the others as halves."""
     dropped: dict[int, set[str]] = {}
-    for producer in chosen:
+    halves = narrowed(plan, widened)
+    for producer in (*chosen, *widened):
         dropped.setdefault(producer.step, set()).add(producer.buffer)
     found = []
     for number, buffers in dropped.items():
         step = plan.steps[number]
         assert isinstance(step, RunKernel)
-        rest = without(plan.kernels[step.kernel], buffers)
-        found.append(Replacement((number,), number, () if rest is None else (rest,)))
+        kernel = plan.kernels[step.kernel]
+        stored = {name: halves[name] for name in buffers if name in halves}
+        rest = without(_storing(kernel, stored), buffers - stored.keys())
+        found.append(Replacement((number,), number, () if rest is None else (rest,), tuple(stored.values())))
     return found

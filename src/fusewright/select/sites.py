@@ -103,8 +103,8 @@ def steps_of(site: Site) -> tuple[int, ...]:
     return (site.step,) if site.following < 0 else (site.step, site.following)
 
 
-def find(plan: Plan) -> list[Site]:
-    """The plan's products that a kernel of ours may compute, in order."""
+def find(plan: Plan, least_inner: int = LEAST_INNER) -> list[Site]:
+    """The plan's products that a kernel of ours may compute, in order. least_inner: of their inner dimension."""
     found = []
     for number, step in enumerate(plan.steps):
         if isinstance(step, RunExtern):
@@ -114,7 +114,7 @@ def find(plan: Plan) -> list[Site]:
                 if describe is None or not is_plain(plan, step.extern, static=True)
                 else describe(plan, number, step.extern)
             )
-            if site is not None:
+            if site is not None and site.inner >= least_inner:
                 found.append(with_following(plan, site))
     return found
 
@@ -188,7 +188,7 @@ def _product(plan: Plan, step: int, extern: Extern, bias: int | None) -> Site | 
     batch = left.shape[0] if batched else 1
     if not isinstance(inner, int) or not isinstance(columns, int) or not isinstance(batch, int):
         return None
-    if inner < LEAST_INNER or not _is_row_major(result, range(len(result.shape))):
+    if not _is_row_major(result, range(len(result.shape))):
         return None
     (b, m, n), k = (axis.symbol for axis in axes_of(batch, rows, columns)), inner_symbol(inner)
     dims = (lambda *d: (b, *d)) if batched else (lambda *d: d)
@@ -336,8 +336,10 @@ def with_following(plan: Plan, site: Site) -> Site:
 
 
 def _is_movable(plan: Plan, kernel: Kernel, operands: set[str], static: bool) -> bool:
-    """Whether the kernel may become part of a product: it runs in the same place, over sizes that are numbers (unless
-    not `static`), and writes to memory that nobody else sees yet."""
+    """Whether the kernel may become part of a product: it holds none itself, runs in the same place, over sizes that
+    are numbers (unless not `static`), and writes to memory that nobody else sees yet."""
+    if kernel.product is not None or kernel.attention is not None:
+        return False
     device = {plan.buffers[name].device for name in kernel.buffers}
     fresh = all(plan.buffers[name].role in ("temporary", "output") and name not in operands for name in kernel.written)
     extents = [axis.extent for axis in kernel.outer] + [axis.extent for stage in kernel.stages for axis in stage.axes]

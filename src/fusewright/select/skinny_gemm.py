@@ -14,7 +14,7 @@ from fusewright.base.records import replace
 from fusewright.loops.externs import schema_name
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
 from fusewright.select.replacement import with_steps
-from fusewright.select.sites import MATRICES, Site, is_plain, steps_of, with_following
+from fusewright.select.sites import LEAST_INNER, MATRICES, Site, is_plain, steps_of, with_following
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
 
@@ -31,7 +31,7 @@ def find(plan: Plan) -> list[Site]:
             extern = replace(extern, target=skinny.target, args=skinny.args, kwargs=(), skinny=None)
         describe = MATRICES.get(schema_name(extern.target) or "")
         site = None if describe is None or not is_plain(plan, extern, static=False) else describe(plan, number, extern)
-        if site is not None and site.batch == 1 and not isinstance(site.rows, int):
+        if site is not None and site.batch == 1 and site.inner >= LEAST_INNER and not isinstance(site.rows, int):
             most = 0 if skinny is None else skinny.most
             found.append(with_following(plan, replace(site, extern=step.extern, most=most)))
     return found

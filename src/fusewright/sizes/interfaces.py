@@ -23,7 +23,7 @@ class Recorder(Protocol):
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
     lines: Any  # record/forward_lines.py
     waited: dict[torch.fx.Node, Any]
-    collectives: list[tuple[object, Callable[[], None]]]
+    collectives: list[tuple[object, Callable[[], None], bool]]
 
     @property
     def symbolic(self) -> bool: ...

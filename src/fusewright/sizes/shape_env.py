@@ -71,6 +71,7 @@ class ShapeEnv:
         self.first_met: list[object] = []  # arguments that only this capture has met, with their sizes as they are
         self.buckets: dict[Symbol, tuple[int, ...]] = {}  # what the sizes of marked dimensions may be padded to
         self.unbacked: list[Symbol] = []  # sizes that depend on data: no source, no example value
+        self.may_give = False  # a library's shape function may make one
         self.asserted: list[Relation] = []  # what is taken for granted of those, checked at run time
         self.numbers: set[Symbol] = set()  # symbols that are Python ints of the program, not sizes of tensors
         self.float_of: Callable[[Expr], object] | None = None  # makes a run-time float (its node) from such numbers

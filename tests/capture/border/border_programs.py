@@ -10,7 +10,10 @@ import copy
 import dataclasses
 import enum
 import functools
+import importlib.metadata
+import importlib.util
 import itertools
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -551,3 +554,50 @@ def mutdict_iter():
         return r, list(d), {**d, "z": 1}, dict(d), "a" in d, d.get("q", 7), len(d), d | {"w": 1}, d == {"a": 1, "b": 2}
 
     return f, lambda: ({"a": 1, "b": 2}, numbers())
+
+
+class Names:
+    def __init__(self, table):
+        self.table = table
+        self.names = table.keys()
+        self.pairs = table.items()
+
+
+@program
+def views_from_outside():
+    def f(plain, ordered, x):
+        del plain.table["a"]
+        plain.table["c"] = 3
+        ordered.table["z"] = 4
+        return list(plain.names), len(plain.pairs), "a" in plain.names, list(ordered.names), x + len(ordered.names)
+
+    return f, lambda: (Names({"a": 1, "b": 2}), Names(collections.OrderedDict(p=1, q=2)), numbers())
+
+
+@program
+def pickled_constants():
+    def f(x):
+        return pickle.dumps({}), pickle.dumps(("a", 1, [2.0, None, b"b"])), pickle.dumps({"k": {}}, 2), x + 1
+
+    return f, lambda: (numbers(),)
+
+
+@program
+def set_of_names():
+    def f(names, x):
+        return f"{names}", list(names), "w3" in names, x + len(names)
+
+    return f, lambda: ({f"w{i}" for i in range(4)}, numbers())
+
+
+@program
+def what_is_installed():
+    def f(x):
+        found = importlib.util.find_spec("torch"), importlib.util.find_spec("no_such_module_at_all")
+        try:
+            importlib.metadata.version("no-such-distribution-at-all")
+        except importlib.metadata.PackageNotFoundError:
+            x = x + 1
+        return [one is None for one in found], importlib.metadata.version("torch"), x * 2
+
+    return f, lambda: (numbers(),)

@@ -212,6 +212,18 @@ def extended_by_itself():
 
 
 @case(1)
+def an_item_of_a_dict():
+    state: dict = {"losses": [], "steps": {"a": []}}
+
+    def f(x):
+        state["losses"].append(x.sum())
+        state["steps"]["a"].append(1)
+        return x + 1
+
+    return f, CALLS, lambda: state
+
+
+@case(1)
 def a_local_name_first():
     log: list = []
 

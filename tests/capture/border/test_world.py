@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import types
 from typing import Any
 
@@ -333,3 +334,12 @@ def test_two_views_of_one_tensor(level: str) -> None:
         return base[0], base[1]
 
     check(f, make, level)
+
+
+@pytest.mark.parametrize("value", [("a", "b", "a"), {1, 2}, ({}, print), [["x"], ["x"]]], ids=repr)
+def test_pickled_bytes_that_identity_or_order_decides_break(value: Any) -> None:
+    def f(x: torch.Tensor) -> Any:
+        return pickle.dumps(value), x + 1
+
+    with pytest.raises(GraphBreak):
+        capture(f, (numbers(),))

@@ -391,7 +391,7 @@ def test_breaks_in_a_loop_are_cut_at_each_iteration():
             x.sum().item()
         return x
 
-    check(f, x, breaks=[SCALAR, "outside-iterator"] + [SCALAR, "outside-iterator"] * 2)
+    check(f, x, breaks=[SCALAR, "loop-goes-on"] + [SCALAR, "loop-goes-on"] * 2)
 
 
 def test_many_iterations_do_not_nest():

@@ -139,6 +139,45 @@ def random_instance(x, generator):
     return x * generator.random()
 
 
+@program(lambda: (torch.ones(2), random.Random(3)))
+def random_instance_ints(x, generator):
+    return x * generator.randint(1, 6) + generator.gauss(0, 1), generator.randrange(5, 50, 5)
+
+
+private = random.Random()
+
+
+def with_private():
+    private.seed(5)
+    return (torch.ones(2),)
+
+
+@program(with_private)
+def random_instance_global(x):
+    return x * private.uniform(1, 2) + private.randint(0, 100)
+
+
+@program()
+def random_distributions(x):
+    return x * random.gauss(1, 2) + random.normalvariate(0.5, 1) + random.triangular(0, 3), random.lognormvariate(0, 1)
+
+
+@program()
+def random_as_slice(x):
+    n = random.randint(2, 3)
+    return x[:, :n] * 2 + 1, x.sum() * n
+
+
+@program(lambda: (torch.ones(3, requires_grad=True),))
+def random_int_trained(x):
+    return (x * random.randint(2, 9)).sum()
+
+
+@program()
+def random_range_of_nothing(x):
+    return x * random.randint(9, 2)
+
+
 @program()
 def np_random_rand(x):
     return x * np.random.rand()

@@ -188,3 +188,40 @@ def test_super_on_a_class_finds_the_next_one() -> None:
 
     assert torch.equal(fusewright.compile(f)(torch.ones(1)), torch.full((1,), 2.0))
     assert made == ["Derived"]
+
+
+torch.library.define("fusewright_tests::chosen", "(Tensor x, float least) -> (Tensor, Tensor)")
+
+
+@torch.library.impl("fusewright_tests::chosen", "CPU")
+def _chosen(x: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:
+    places = (x > least).nonzero().flatten()
+    return places, x[places]
+
+
+@torch.library.register_fake("fusewright_tests::chosen")
+def _chosen_sizes(x: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:
+    count = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty(count, dtype=torch.int64), x.new_empty(count)
+
+
+def suppressed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the detection models of torchvision use `nms`."""
+    places, values = torch.ops.fusewright_tests.chosen(x * 2, 1.0)
+    return x[places] + values, values.sum() * places.shape[0]
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_operators_whose_shape_function_asks_for_a_size_are_captured(backend: str) -> None:
+    options = {"capture_dynamic_output_shape_ops": True}
+    compiled = fusewright.compile(suppressed, backend=backend, fullgraph=True, options=options)
+    for values in ([1.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 4.0, 5.0], [0.0, 0.0, 9.0]):
+        for found, wanted in zip(compiled(torch.tensor(values)), suppressed(torch.tensor(values)), strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+def test_where_such_sizes_are_not_captured_the_option_is_named() -> None:
+    with pytest.raises(fusewright.GraphBreakError, match="capture_dynamic_output_shape_ops") as caught:
+        fusewright.compile(suppressed, fullgraph=True)(torch.ones(3))
+    assert caught.value.code == "data-dependent-shape"
+    torch.testing.assert_close(fusewright.compile(suppressed)(torch.ones(3)), suppressed(torch.ones(3)))

@@ -200,3 +200,26 @@ def test_gradients(mod: str, mask: str) -> None:
         gradients.append([leaf.grad for leaf in leaves])
     for wanted, given in zip(*gradients, strict=True):
         torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2), (0, 3, 1, 2)], ids=str)
+def test_layouts_of_gradients(order: tuple[int, ...], key_heads: int) -> None:
+    """They are the operands', with the features side by side."""
+    block_mask = create_block_mask(causal, 2, 4, LENGTH, LENGTH, device="cpu")
+    options = flex._apply_kernel_options(*operands(), False, None)
+    back = [order.index(place) for place in range(4)]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return hop(q, k, v, branching, block_mask.as_tuple(), 0.25, options)[0]
+
+    found = []
+    for function in (attend, fusewright.compile(attend, fullgraph=True)):
+        leaves = [one.permute(order).contiguous().permute(back) for one in operands(key_heads=key_heads)]
+        leaves = [one.requires_grad_() for one in leaves]
+        result = function(*leaves)
+        torch.manual_seed(1)
+        found.append([result, *torch.autograd.grad(result, leaves, torch.randn_like(result))])
+    for wanted, given in zip(*found, strict=True):
+        assert given.stride() == wanted.stride()
+        torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)

@@ -23,7 +23,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {}
 # What is not captured whole: on both backends, and on torch level alone.
 OPEN = frozenset(
     """
-    int8_leaves_with_history nested_gradient nested_linear nested_made nested_pointwise quantised_input sparse_input
+    int8_leaves_with_history quantised_input sparse_input
     tagged_backward_inside tagged_view_with_history wrapper_of_wrappers_gradient
     """.split()
 )

@@ -106,8 +106,24 @@ def np_order_statistics(a):
 
 
 @program(array)
+def np_median(a):
+    return np.median(a), np.median(a, axis=0), np.median(np.where(a > 4, np.float64("nan"), a), axis=1)
+
+
+@program(array)
 def np_inverse(a):
     return np.linalg.inv(a @ a.T), np.einsum("ij,kj->ik", a, a)
+
+
+@program(array)
+def np_solve(a):
+    m = a @ a.T
+    return np.linalg.solve(m, a), np.linalg.solve(m, a[:, 0]), np.linalg.det(m)
+
+
+@program(lambda: (np.ones((3, 3)),))
+def np_inverse_of_singular(a):
+    return np.linalg.inv(a)
 
 
 @program(lambda: (np.arange(6.0).reshape(2, 3),))
@@ -153,6 +169,50 @@ def data_store(m):
 def data_store_input(x):
     x.data = x + 1
     return x * 2
+
+
+@program()
+def data_store_written(x):
+    v = x[0]
+    x.data = x + 1
+    x.add_(1)
+    v.mul_(3)
+    return x * 2, v
+
+
+@program(lambda: (torch.ones(3), torch.arange(3.0)))
+def data_store_of_argument(x, y):
+    x.add_(y)
+    x.data = y
+    return x + 1, x
+
+
+@program(lambda: (torch.ones(3, requires_grad=True),))
+def data_store_trained(x):
+    y = x * x
+    x.data = x + 1
+    return (y * x).sum()
+
+
+@program()
+def data_store_inside(x):
+    y = x + 1
+    y.data = x * 3
+    return y + 1
+
+
+@program(lambda: (made(), torch.ones(2, 3)))
+def data_store_each(m, x):
+    with torch.no_grad():
+        for p in m.parameters():
+            p.data = p.data.clamp(-0.1, 0.1)
+        return m(x)
+
+
+@program(lambda: (made(),))
+def data_store_of_another_type(m):
+    m.weight.data = m.weight.data.double()
+    return m.weight.sum().detach()
 
 
 @program(lambda: (made(),))
@@ -203,6 +263,37 @@ def register_hook_on_input(x):
     x.register_hook(lambda g: g * 2)
     y = (x * 3).sum()
     return y
+
+
+@program(lambda: (torch.ones(3, requires_grad=True),))
+def register_hook_of_values(x):
+    scale = x.sum().detach()
+    x.register_hook(lambda g: g * scale)
+    x.register_hook(lambda g: g + 1)
+    return (x * 3).sum()
+
+
+@program(lambda: (torch.ones(3),))
+def register_hook_refused(x):
+    x.register_hook(lambda g: g)
+    return x * 2
+
+
+@program(lambda: (torch.ones(3, requires_grad=True) * 2,))
+def register_hook_then_write(x):
+    x.register_hook(lambda g: g * 2)
+    x.mul_(2)
+    return (x * 3).sum()
+
+
+def doubling(p):
+    p.grad.mul_(2)
+
+
+@program(lambda: (torch.ones(3, requires_grad=True),))
+def register_accumulate_hook(x):
+    x.register_post_accumulate_grad_hook(doubling)
+    return (x * 3).sum()
 
 
 @program(lambda: (torch.ones(3, requires_grad=True),))
@@ -301,6 +392,47 @@ def same_storage(x):
 def storage_resize(x):
     y = x + 1
     return y, y.untyped_storage().size()
+
+
+@program()
+def storage_of_views(x):
+    y = x + 1
+    sizes = y.untyped_storage().nbytes(), y[1].untyped_storage().nbytes(), x.untyped_storage().nbytes()
+    return y, sizes, type(x.data_ptr()) is int, isinstance(x.untyped_storage(), torch.UntypedStorage)
+
+
+@program()
+def data_ptr_of_views(x):
+    y, z = x.t(), x + 1
+    starts = [one.data_ptr() == other.data_ptr() for one, other in ((x, y), (x, z), (z, z[0]), (z, z[1]), (x, x))]
+    return z, starts, y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+@program(lambda: (torch.ones(2), torch.ones(2)))
+def data_ptr_of_two(x, y):
+    return x + y, x.data_ptr() == y.data_ptr(), x.data_ptr() != y.data_ptr()
+
+
+@program(lambda: (lambda w: (w, w.view(1, 2)))(torch.ones(2)))
+def data_ptr_of_tied(x, y):
+    return x + y, x.data_ptr() == y.data_ptr()
+
+
+@program()
+def data_ptr_as_number(x):
+    return x + 1, x.data_ptr() % 4
+
+
+@program(lambda: (torch.arange(8.0),))
+def view_dtype_beside_base(x):
+    y = x + 1
+    return y, y.view(torch.int32)[2:], torch.view_as_complex(y.view(2, 2, 2)), x[4:].view(torch.uint8)
+
+
+@program(lambda: (torch.arange(8.0),))
+def view_dtype_written(x):
+    x.view(torch.int32).zero_()
+    return x.view(torch.int32)
 
 
 @program()

@@ -90,7 +90,8 @@ def _apart_in_memory(world: World) -> list[Guard]:
         raise GraphBreak(
             "overlapping-inputs", "a tensor is written to, and NumPy arrays that may share its memory are read"
         )
-    by_node = {id(traced.node): (real, source) for real, source, traced in world.inputs}  # type: ignore[attr-defined]
+    nodes = {id(node.meta["example_value"]): id(node) for node, _ in world.recorder.inputs}
+    by_node = {nodes[id(traced)]: (real, source) for real, source, traced in world.inputs}
     written = [by_node[key] for key in written_placeholders(world.recorder.graph) if key in by_node]
     if not written or len(by_node) < 2:
         return []

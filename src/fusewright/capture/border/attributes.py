@@ -13,13 +13,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import protocols
+from fusewright.capture.border.effects import registration
 from fusewright.capture.border.interfaces import World as Border
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import (
     array,
+    array_calls,
     cls as classes,
     constant,
     dict as dicts,
@@ -119,14 +122,21 @@ def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: 
 Getter = Callable[[Border, Any, str], Any]
 
 
+def _getattr_handle(world: Border, obj: RemovableHandle, name: str) -> Any:
+    if registration(obj) is not None:
+        raise GraphBreak("autograd-call", f"{name} of the handle of a hook that is registered at the end")
+    return objects.getattr_object(world, obj, name)
+
+
 GETATTRS: dict[type, Getter] = {
+    RemovableHandle: _getattr_handle,
     OutsideDict: _getattr_dict,
     types.FunctionType: function.getattr_function,
     types.MethodType: _getattr_method,
     types.CellType: _getattr_cell,
     types.ModuleType: _getattr_python_module,
     super: classes.getattr_super,
-    array.TracedArray: array.getattr_array,
+    array.TracedArray: array_calls.getattr_array,
     type: classes.getattr_class,
 }
 

@@ -12,6 +12,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.sources import Source
 
@@ -67,6 +69,22 @@ class DeferredCall:
     where: str = ""
 
 
+def registered_at_the_end(register: Callable[..., object], *args: object) -> RemovableHandle:
+    """A handle of a hook on what existed before: the object is made, and the hook registered, after the graph."""
+    handle = RemovableHandle.__new__(RemovableHandle)
+    handle.__dict__["registration"] = (register, *args)
+    return handle
+
+
+def registration(handle: RemovableHandle) -> tuple[Any, ...] | None:
+    """The function and arguments that will make a handle; None for one that is what it seems."""
+    return handle.__dict__.get("registration")
+
+
+def keep(value: object) -> None:
+    """As a deferred call: `value` is made, whoever needs it."""
+
+
 @dataclass(slots=True)
 class Effects:
     """Everything to replay, kept in the order in which it first happened (the final value of a place is what
@@ -76,6 +94,8 @@ class Effects:
     slots: dict[tuple[int, str], SlotStore] = field(default_factory=dict)
     cells: dict[int, CellStore] = field(default_factory=dict)
     calls: list[DeferredCall] = field(default_factory=list)
+    data: list[tuple[Any, int]] = field(default_factory=list)  # whose `data` is replaced, and its version then
+    hooked: set[int] = field(default_factory=set)  # tensors from outside that are given hooks
 
     def store_slot(self, target: object, name: str, value: object) -> None:
         """Notes a store; keyed by the target's identity, which `World` keeps alive."""

@@ -51,7 +51,7 @@ LOADERS: dict[type, Loader] = {
     types.MappingProxyType: dicts.load_proxy,
     bytearray: lists.load_bytearray,
     np.ndarray: _load_array,
-    **dict.fromkeys(dicts.VIEWS, dicts.refuse_view),
+    **dict.fromkeys(dicts.VIEWS, dicts.load_view),
 }
 
 

@@ -42,7 +42,9 @@ from fusewright.capture.border.values.symbolic import (
     is_open,
     stays_symbolic,
 )
+from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import Local
 from fusewright.sizes import symfloat as runtime_float
 
 if TYPE_CHECKING:
@@ -270,6 +272,9 @@ def _same_object(world: World, left: Any, right: Any) -> bool:
     """`left is right`, as a question of the program: tensors that are not the same must stay so."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         world.tensors_compared = True
+    for value in (left, right):
+        if type(value) is types.FunctionType:
+            world.guard_identity(value)  # one that is made afresh may be another one next time
     return identical(left, right)
 
 
@@ -532,8 +537,9 @@ def advance(world: World, iterator: Any) -> Any:
     if method is not None and not method.__module__.startswith("fusewright.capture"):
         return world.tracer.call(method, (iterator,))
     if world.is_raw(iterator):
-        raise GraphBreak(
-            "outside-iterator",
-            f"a {kind.__qualname__} that was made before the compiled function was called is advanced",
-        )
+        made = f"a {kind.__qualname__} that was made before"
+        source = world.source_of(iterator)
+        if isinstance(source, Local) and source.name.startswith(HELD):  # on the stack of a resume function
+            raise GraphBreak("loop-goes-on", f"{made} the break")
+        raise GraphBreak("outside-iterator", f"{made} the compiled function was called is advanced")
     return native(next, iterator)

@@ -240,9 +240,9 @@ class World:
         guarded."""
         if id(function) in self._inside_functions:
             return False
-        where = self.constant(function, function.__name__)
         if self.outside(function) is None:
-            self.load(function, where)
+            self.load(function, self.constant(function, function.__name__))
+        where = self._by_value[id(function)].source
         if function is not self.tracer.function:  # a compiled function looks at its own code
             self.guard("IS", Attribute(where, "__code__"), function.__code__)
         return True
@@ -422,11 +422,11 @@ class World:
         value = values[which]
         if id(func) in self._inside_functions:
             return value
-        where: Source = FunctionSource() if func is self.tracer.function else self.constant(func, func.__name__)
+        record = self.outside(func)
+        where: Source = self.constant(func, func.__name__) if record is None else record.source
+        where = FunctionSource() if func is self.tracer.function else where
         table = Attribute(where, "__defaults__" if isinstance(which, int) else "__kwdefaults__")
-        if isinstance(which, str):
-            return self.load(value, Item(table, which))
-        if func is self.tracer.function:
+        if isinstance(which, str) or not isinstance(where, Constant):
             return self.load(value, Item(table, which))
         self.guard("IS", table, values)  # a tuple never changes: what it holds is known for good
         return self.load(value, self.constant(value, f"default_of_{func.__name__}"))

@@ -15,12 +15,15 @@ import types
 from typing import Any, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from fusewright.capture.border.effects import contents
+from fusewright.capture.border.effects import contents, registration
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values.array import ArrayMethod, TracedArray
+from fusewright.capture.border.values.array import TracedArray
+from fusewright.capture.border.values.array_calls import ArrayMethod
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards.sources import Source
 from fusewright.capture.interpret.generators import InterpretedGenerator
@@ -141,10 +144,13 @@ def parts(value: Any) -> Any:
         yield value.__self__
     elif kind is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
-    elif kind is TracedArray:
+    elif kind in (TracedArray, Address, Storage):
         yield value.tensor
     elif kind is ArrayMethod:
         yield value.array
+    elif kind is RemovableHandle and (made := registration(value)) is not None:
+        yield from made
+        return
     elif kind is slice:
         yield from (value.start, value.stop, value.step)
     elif kind is Trampoline:

@@ -9,7 +9,6 @@ be cut. No torch.
 from __future__ import annotations
 
 import builtins
-import functools
 import re
 import types
 import weakref
@@ -31,7 +30,6 @@ from fusewright.capture.bytecode.resume import (
     Entry,
     LastInstruction,
     Layout,
-    Resumption,
     Tail,
     cycle,
     origin_of,
@@ -360,9 +358,8 @@ class _Cut:
         name = self.resumptions.get(layout)
         if name is None:
             name = self.resumptions[layout] = f"__resume{len(self.resumptions)}"
-            loop = self.resumed and cycle(self.info, state.index)
-            make = functools.partial(shared_resumption, self.frame.function) if loop else Resumption
-            self.source.constants[name] = make(made.code, self.options.wrap_resume)
+            options = self.options
+            self.source.constants[name] = shared_resumption(options.resumptions, made.code, options.wrap_resume)
         arguments = [state.variables[slot] for slot in slots]
         arguments += [self._cell(slot) for slot in made.cells]
         arguments += [self._text(state.stack[depth]) for depth in layout.given()]

@@ -10,12 +10,14 @@ cannot be rebuilt is a graph break.
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
@@ -29,6 +31,8 @@ from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_obj
 from fusewright.capture.guards.sources import Constant, Item, Local, Source
 from fusewright.capture.interpret.continuation import RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
+from fusewright.operators.schema import facts
+from fusewright.sizes.tensor_type import symbols_in
 
 if TYPE_CHECKING:
     from fusewright.capture.border.world import World
@@ -400,7 +404,7 @@ class Code:
             raise GraphBreak(
                 "functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to"
             )
-        text = self.output(value)
+        text = self._recast(value) or self.output(value)
         cut = _cut(self.world, value, made_here=True)
         if cut:
             text = self.start(value, f"{text}{cut}")
@@ -417,14 +421,31 @@ class Code:
                 self.lines.append(f"{text}.{name} = {self.expression(attribute)}")
         return text
 
+    def _recast(self, value: Any) -> str:
+        """A view under another dtype as a call behind the graph, whose memory it shares with what it is a view of; ""
+        where it is none, or the graph returns it."""
+        calls: list[Any] = []
+        recast = False
+        while value.viewed is not None and not value.reshaped and self.world.recorder.level == "aten":
+            node, viewed = value.node, value.viewed
+            if not isinstance(node.target, OpOverload) or node.args[0] is not viewed.node:
+                return ""
+            recast = recast or facts(node.target).recasts
+            calls.append((node.target, node.args[1:], node.kwargs))
+            value = viewed
+        if not recast or value.requires_grad or any(symbols_in(one[1:]) for one in calls):
+            return ""
+        text = self.expression(value)
+        for target, args, kwargs in reversed(calls):
+            text = f"{self.bind('view', functools.partial(_viewed, target, args, kwargs))}({text})"
+        return self.temporary(text)
+
     def _wrapper(self, value: Any) -> str:
         """A tensor that wraps others, made inside: put together behind the graph."""
         left = leaving(self.world, value)
         self.alive.append(left.parts)
-        parts = ", ".join(self.expression(part) for part in left.parts)
-        layout = ", ".join(self.expression(tuple(one)) for one in left.layout)
-        name = self.bind("together", left.together)
-        return self.start(value, f"{name}({layout}, {parts})")
+        given = [*(self.expression(tuple(one)) for one in left.layout), *map(self.expression, left.parts)]
+        return self.start(value, f"{self.bind('together', left.together)}({', '.join(given)})")
 
     def cell(self, cell: types.CellType) -> str:
         """A closure cell, outside (bound as it is, or through the root function) or made inside."""
@@ -437,6 +458,10 @@ class Code:
             record = self.world.outside(cell)
             return self.source(record.source) if record is not None else self.bind("cell", cell)
         return self.expression(cell)
+
+
+def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.Tensor:
+    return target(tensor, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 def _cut(world: World, value: Any, made_here: bool) -> str:

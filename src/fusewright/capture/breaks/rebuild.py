@@ -19,17 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
-from fusewright.capture.border.effects import changed
+from fusewright.capture.border.effects import changed, registration
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
 from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values.array import ArrayMethod, TracedArray
+from fusewright.capture.border.values.array import TracedArray
+from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.function import is_free_function
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.breaks.contents import (
@@ -420,6 +423,24 @@ def _build_view(code: Code, value: Any) -> str:
     return f"{code.expression(viewed(value))}.{VIEWS[type(value)]}()"
 
 
+def _build_handle(code: Code, value: RemovableHandle) -> str:
+    made = registration(value)
+    if made is None:
+        return build_object(code, value)
+    function, *args = made
+    recorder = code.world.recorder
+    placeholder = next(node for node, _ in recorder.inputs if node.meta.get("example_value") is args[0])
+    if recorder.history_changed(placeholder):  # (the tensor may stand for another node by now)
+        raise GraphBreak("autograd-call", "a tensor is written to after it was given a hook")
+    return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
+
+
+def _build_of_memory(code: Code, value: Address | Storage) -> str:
+    if code.world.effects.data:
+        raise GraphBreak("tensor-address", f"{value.what} is handed on, after a store to Tensor.data")
+    return f"{code.expression(value.tensor)}.{value.text}"
+
+
 def _build_comparison(code: Code, value: torch.SymBool) -> str:
     """An answer that is guarded; of sizes that depend on data, the comparison itself."""
     if not is_open(value):
@@ -460,6 +481,9 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     InterpretedGenerator: _build_generator,
     AbsentTraceback: _build_traceback,
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
+    RemovableHandle: _build_handle,
+    Address: _build_of_memory,
+    Storage: _build_of_memory,
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
     **dict.fromkeys(VIEWS, _build_view),

@@ -10,7 +10,7 @@ is cut from the original once more; one (code, layout) gives one code object. No
 
 from __future__ import annotations
 
-import operator
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -409,40 +409,19 @@ def _note_origin(
     _origins[key] = (weakref.ref(code, lambda _: _origins.pop(key, None)), weakref.ref(original), indices, slots)
 
 
-_FAMILY = "_fusewright_family"
-"""The attribute of a resume function that leads to its resumption's family."""
-
-
-def shared_resumption(
-    function: types.FunctionType, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]
-) -> Resumption:
-    """The resumption of a resume function's code from within `function`, a resume function that is part of the same
-    loop."""
-    family = function.__dict__.setdefault(_FAMILY, {})
-    found = family.get(code)
-    if found is None:
-        found = family[code] = Resumption(code, wrap, family)
-    return found
-
-
 class Resumption:
     """A resume function waiting for its globals and cells: called as `resumption(function, cells, *values)` with the
-    function whose frame broke. `wrap` makes the function object a compiled one; it is kept for as long as globals and
-    cells are the same. family: the resumptions that the parts of a loop share, by their code, so that an iteration runs
-    what an earlier one has compiled."""
+    function whose frame broke. `wrap` makes the function object a compiled one, once for the same globals: over other
+    cells it runs the versions that there are (`call_as` of what `wrap` gives; without it, it is wrapped again)."""
 
-    __slots__ = ("_bound", "code", "family", "wrap")
+    __slots__ = ("__weakref__", "_bound", "code", "wrap")
 
     def __init__(
-        self,
-        code: types.CodeType,
-        wrap: Callable[[types.FunctionType], Callable[..., object]],
-        family: dict[types.CodeType, Resumption] | None = None,
+        self, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]
     ) -> None:
         self.code = code
         self.wrap = wrap
-        self.family = {code: self} if family is None else family
-        self._bound: tuple[object, tuple[Any, ...], Callable[..., object]] | None = None
+        self._bound: tuple[object, Callable[..., object]] | None = None
 
     def __call__(self, function: types.FunctionType, cells: tuple[types.CellType, ...], *values: object) -> object:
         result = self.bound(function, cells)(*values)
@@ -453,11 +432,33 @@ class Resumption:
     def bound(self, function: types.FunctionType, cells: tuple[types.CellType, ...]) -> Callable[..., object]:
         """The compiled resume function over these globals and cells."""
         bound = self._bound
-        if bound is None or bound[0] is not function.__globals__ or not all(map(operator.is_, bound[1], cells)):
-            made = types.FunctionType(self.code, function.__globals__, self.code.co_name, None, cells or None)
-            made.__dict__[_FAMILY] = self.family
-            bound = self._bound = (function.__globals__, cells, self.wrap(made))
-        return bound[2]
+        if bound is None or bound[0] is not function.__globals__:
+            # Cells of its own: what is kept must not keep the content of the program's alive.
+            made = self._made(function, tuple(types.CellType() for _ in cells))
+            bound = self._bound = (function.__globals__, self.wrap(made))
+        if not cells:
+            return bound[1]
+        made = self._made(function, cells)
+        call_as = getattr(bound[1], "call_as", None)
+        return self.wrap(made) if call_as is None else functools.partial(call_as, made)
+
+    def _made(self, function: types.FunctionType, cells: tuple[types.CellType, ...]) -> types.FunctionType:
+        return types.FunctionType(self.code, function.__globals__, self.code.co_name, None, cells or None)
+
+
+Resumptions = weakref.WeakValueDictionary[int, Resumption]
+"""The resumptions of one compiler, by their code's identity: every version of a function, and every iteration of a
+loop, goes on in the resume functions that are compiled already."""
+
+
+def shared_resumption(
+    known: Resumptions, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]
+) -> Resumption:
+    """The compiler's resumption of a resume function's code."""
+    found = known.get(id(code))  # which keeps the code alive: no other one has its identity
+    if found is None:
+        found = known[id(code)] = Resumption(code, wrap)
+    return found
 
 
 class Tail:

@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
 
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.effects import stamp
-from fusewright.capture.border.native import Trampoline, unwatched
+from fusewright.capture.border.effects import keep, registered_at_the_end, stamp
+from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
 from fusewright.operators.schema import facts
@@ -57,7 +57,8 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if differentiates or tracer.recorder.level != "aten":
         _at_aten_level(tracer, "autograd-function", cls.__qualname__)
     if not tracer.assumptions.custom_gradients:
-        raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward has effects beyond its result")
+        reason = tracer.assumptions.gradient_refused
+        raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward stays outside: {reason}")
     if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
         raise GraphBreak(
             "autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients"
@@ -252,6 +253,8 @@ def _without_hooks(world: World, tensor: Any) -> None:
     record = world.outside(tensor)
     if record is None:
         return
+    if id(tensor) in world.effects.hooked:
+        raise GraphBreak("autograd-call", "the gradient of a tensor that was given a hook before is computed")
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(record.real, name):
             raise GraphBreak("autograd-call", "the gradient of a tensor with hooks is computed")
@@ -262,12 +265,12 @@ def _without_hooks(world: World, tensor: Any) -> None:
 
 
 def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Tensor.register_hook on a tensor made inside: its backward calls the interpreter."""
+    """Tensor.register_hook: on a tensor made inside, the capture's backward calls the interpreter."""
     tensor, hook = args
-    if tracer.world.outside(tensor) is not None or not tracer.assumptions.custom_gradients:
-        raise GraphBreak(
-            "autograd-call", "Tensor.register_hook() on an input, or a hook with effects beyond its result"
-        )
+    if tracer.world.outside(tensor) is not None:
+        return _register_later(tracer, torch.Tensor.register_hook, tensor, hook)
+    if not tracer.assumptions.custom_gradients:
+        raise GraphBreak("autograd-call", "Tensor.register_hook() of a hook with effects beyond its result")
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
         recorder = tracer.recorder
@@ -276,6 +279,26 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         elif recorder.user_gradients is not None:
             recorder.user_gradients.append(Hook(tensor.node, hook))
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
+
+
+def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> Any:
+    """A hook on a tensor from outside is registered after the graph: only a backward after that can call it."""
+    world = tracer.world
+    world.requires_grad_matters = True
+    if not tensors.requires_grad(world, tensor):
+        return native(register, tensor, hook)  # which raises
+    handle = registered_at_the_end(register, tensor, hook)
+    world.effects.hooked.add(id(tensor))
+    world.effects.defer(keep, (handle,), {})
+    return handle
+
+
+def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """Tensor.register_post_accumulate_grad_hook on a leaf from outside."""
+    tensor, hook = args
+    if tracer.world.outside(tensor) is None or not tensor.is_leaf:
+        raise GraphBreak("autograd-call", "Tensor.register_post_accumulate_grad_hook() of a tensor made inside")
+    return _register_later(tracer, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 
 def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -361,4 +384,5 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.autograd", "backward"): _backward,
     ("torch._tensor", "Tensor.backward"): _tensor_backward,
     ("torch._tensor", "Tensor.register_hook"): _register_hook,
+    ("torch._tensor", "Tensor.register_post_accumulate_grad_hook"): _register_accumulate_hook,
 }

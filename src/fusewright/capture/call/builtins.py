@@ -12,11 +12,9 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import json
 import math
 import operator
 import os
-import re
 import threading
 import types
 import warnings
@@ -486,19 +484,6 @@ def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return tracer.world.load(value, tracer.world.constant(value, "signature"))
 
 
-def _constants_only(fn: Callable[..., Any]) -> Row:
-    """A function that is a pure one of plain data, and refused with anything else; Python callbacks are interpreted."""
-
-    def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        ready = [plain_data(tracer, value) for value in args]
-        keywords = {name: plain_data(tracer, value) for name, value in kwargs.items()}
-        if any(value is MISSING for value in (*ready, *keywords.values())):
-            raise GraphBreak("untraceable-call", f"{fn.__module__}.{fn.__qualname__} of something that is no constant")
-        return native(fn, *ready, **keywords)
-
-    return ask
-
-
 def plain_data(tracer: Tracer, value: Any) -> Any:
     """`value` for native code: a constant, a builtin container of such, a Python function as a trampoline; MISSING for
     anything else."""
@@ -593,7 +578,5 @@ ROWS: list[tuple[Any, Row]] = [
     (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")),
     (operator.inv, _unary_row("~")),
     (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
-    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
-                                           re.finditer, re.split, re.escape, json.dumps, json.loads)),
     (threading.get_ident, _thread_identity), (weakref.ref, _weak_reference),
 ]  # fmt: skip

@@ -81,6 +81,9 @@ def _legacy_tensor(tracer: Tracer, cls: Any, args: Args, kwargs: Kwargs) -> Any:
         sizes = args or (0,)
         if all(type(size) in (int, torch.SymInt) for size in sizes) or (len(args) == 1 and type(args[0]) is torch.Size):
             return tracer.call(torch.empty, sizes, {"dtype": dtype, "device": "cpu"})
+        if len(args) == 1 and tracer.world.recorder_owns(args[0]) and args[0].dtype is dtype:  # its memory, its layout
+            if args[0].device.type == "cpu":
+                return tracer.world.torch_call(torch.Tensor.detach, args, {})
     raise GraphBreak("tensor-construction", f"a call of the class {name} with other things than numbers or sizes")
 
 

@@ -2,14 +2,16 @@
 
 Takes the arguments of a call of `torch.distributed`; gives what the call gives. Always holds: a process group is
 guarded by identity, so its name, ranks and size are constants; a collective begins where the program says and is waited
-for where the program does, at the latest at the graph's end; whatever the operators do not express (a tensor that
-requires a gradient, other reductions, unequal tensors in a list) is the graph break "distributed-call".
+for where the program does; one that nobody waits for in the graph begins in eager code, or under fullgraph is waited
+for at the graph's end; whatever the operators do not express (a tensor that requires a gradient, other reductions,
+unequal tensors in a list) is the graph break "distributed-call".
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed
 
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border.native import native
 from fusewright.operators import messages
 
@@ -29,6 +31,7 @@ Kwargs = dict[str, Any]
 Row = Callable[["Tracer", Args, Kwargs], Any]
 
 C10D = "torch.distributed.distributed_c10d"
+WITH_GRADIENTS = "torch.distributed.nn.functional"
 AVAILABLE = torch.distributed.is_available()
 _REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
@@ -41,6 +44,9 @@ class Work:
 
     def is_completed(self) -> bool:
         return True
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name}: what a graph under fullgraph began can only be waited for")
 
 
 def _refuse(what: str) -> GraphBreak:
@@ -102,8 +108,14 @@ def _reduction(op: Any) -> str:
 Ends = Callable[[Any], None]
 
 
-def _later(tracer: Tracer, given: Kwargs, started: Any, end: Ends) -> Any:
-    """Waits for the collective and does `end` with its result: now, or when the program waits."""
+def _asynchronous(tracer: Tracer) -> None:
+    if not tracer.assumptions.works:
+        raise _refuse("a call that goes on after the graph, or of which more is asked than wait(),")
+
+
+def _later(tracer: Tracer, given: Kwargs, started: Any, end: Ends, paired: bool = False) -> Any:
+    """Waits for the collective and does `end` with its result: now, or when the program waits. paired: a message, for
+    whose other side a wait at another place than the program's might wait for ever."""
 
     def finish() -> None:
         end(_begin(tracer, "wait_tensor", started))
@@ -111,8 +123,9 @@ def _later(tracer: Tracer, given: Kwargs, started: Any, end: Ends) -> Any:
     if not given.get("async_op"):
         finish()
         return None
+    _asynchronous(tracer)
     work = Work()
-    tracer.recorder.collectives.append((work, finish))
+    tracer.recorder.collectives.append((work, finish, paired))
     return work
 
 
@@ -190,11 +203,6 @@ def _message(tracer: Tracer, name: str, *args: Any) -> Any:
     return tracer.world.torch_call(getattr(getattr(torch.ops, messages.NAMESPACE), name).default, args, {})
 
 
-def _synchronous(given: Kwargs, name: str) -> None:
-    if given.get("async_op"):
-        raise _refuse(f"{name} with async_op=True")
-
-
 def _peer(group: Any, given: Kwargs, kind: str, name: str) -> int:
     """A rank of the group, given as such or as a rank of all processes; kind: "src" or "dst"."""
     everywhere, of_group = given.get(kind), given.get(f"group_{kind}")
@@ -205,12 +213,11 @@ def _peer(group: Any, given: Kwargs, kind: str, name: str) -> int:
     return int(of_group)
 
 
-def _reduce(tracer: Tracer, given: Kwargs) -> None:
-    _synchronous(given, "reduce")
+def _reduce(tracer: Tracer, given: Kwargs) -> Any:
     group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "reduce")
     target = _peer(group, given, "dst", "reduce")
-    made = _message(tracer, "reduce", tensor, _reduction(given["op"]), target, group.group_name)
-    _into(tracer, tensor)(made)
+    started = _message(tracer, "reduce", tensor, _reduction(given["op"]), target, group.group_name)
+    return _later(tracer, given, started, _into(tracer, tensor))
 
 
 def _like(tracer: Tracer, given: Any, tensor: Any, count: int, what: str) -> list[Any]:
@@ -225,38 +232,94 @@ def _like(tracer: Tracer, given: Any, tensor: Any, count: int, what: str) -> lis
     return found
 
 
-def _gather(tracer: Tracer, given: Kwargs) -> None:
-    _synchronous(given, "gather")
+def _gather(tracer: Tracer, given: Kwargs) -> Any:
     group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "gather")
     target = _peer(group, given, "dst", "gather")
     count = group.size() if group.rank() == target else 0
     into = _like(tracer, given["gather_list"], tensor, count, "gather")
-    made = _message(tracer, "gather", tensor, target, count, group.group_name)
-    for place, one in enumerate(into):
-        _into(tracer, one)(tracer.world.torch_call(torch.Tensor.select, (made, 0, place), {}))
+    started = _message(tracer, "gather", tensor, target, count, group.group_name)
+
+    def end(result: Any) -> None:
+        for place, one in enumerate(into):
+            _into(tracer, one)(tracer.world.torch_call(torch.Tensor.select, (result, 0, place), {}))
+
+    return _later(tracer, given, started, end)
 
 
-def _scatter(tracer: Tracer, given: Kwargs) -> None:
-    _synchronous(given, "scatter")
+def _scatter(tracer: Tracer, given: Kwargs) -> Any:
     group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "scatter")
     source = _peer(group, given, "src", "scatter")
     parts = _like(tracer, given["scatter_list"], tensor, group.size() if group.rank() == source else 0, "scatter")
     call = tracer.world.torch_call
     given_parts = call(torch.stack, (parts,), {}) if parts else call(torch.Tensor.new_empty, (tensor, (0,)), {})
-    made = _message(tracer, "scatter", given_parts, source, list(tensor.shape), group.group_name)
-    _into(tracer, tensor)(made)
+    started = _message(tracer, "scatter", given_parts, source, list(tensor.shape), group.group_name)
+    return _later(tracer, given, started, _into(tracer, tensor))
+
+
+def _nothing(result: Any) -> None:
+    """What is done with a result that only says that something has ended."""
+
+
+def _isend(tracer: Tracer, given: Kwargs) -> Any:
+    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "isend")
+    target = _peer(group, given, "dst", "isend")
+    started = _message(tracer, "send", tensor, target, given["tag"], group.group_name)
+    return _later(tracer, {"async_op": True} | given, started, _nothing, True)
+
+
+def _irecv(tracer: Tracer, given: Kwargs) -> Any:
+    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "irecv")
+    source = _peer(group, given, "src", "irecv")
+    started = _message(tracer, "receive", tensor, source, given["tag"], group.group_name)
+    return _later(tracer, {"async_op": True} | given, started, _into(tracer, tensor), True)
 
 
 def _send(tracer: Tracer, given: Kwargs) -> None:
-    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "send")
-    _message(tracer, "send", tensor, _peer(group, given, "dst", "send"), given["tag"], group.group_name)
+    group = _group(tracer, given["group"])
+    if _peer(group, given, "dst", "send") == group.rank():
+        raise _refuse("send to the process itself")
+    _isend(tracer, given | {"async_op": False})
 
 
 def _recv(tracer: Tracer, given: Kwargs) -> int:
-    group, tensor = _group(tracer, given["group"]), _plain(given["tensor"], "recv")
+    group = _group(tracer, given["group"])
     source = _peer(group, given, "src", "recv")
-    _into(tracer, tensor)(_message(tracer, "receive", tensor, source, given["tag"], group.group_name))
+    _irecv(tracer, given | {"async_op": False})
     return int(native(torch.distributed.get_global_rank, group, source))
+
+
+def _batch_isend_irecv(tracer: Tracer, given: Kwargs) -> Any:
+    """One operator, since a GPU's backend must be told of all messages together."""
+    _asynchronous(tracer)
+    batch = list(tracer.world.materialise(given["p2p_op_list"]))
+    if not batch or any(type(one) is not torch.distributed.P2POp for one in batch):
+        raise _refuse("batch_isend_irecv of something else than P2POps")
+    read = functools.partial(_attribute, tracer)
+    groups = [_group(tracer, read(one, "group")) for one in batch]
+    if any(group is not groups[0] for group in groups):
+        raise _refuse("batch_isend_irecv over several groups")
+    kinds = [read(one, "op").__name__ for one in batch]
+    tensors = [_plain(read(one, "tensor"), "batch_isend_irecv") for one in batch]
+    peers, tags = ([read(one, name) for one in batch] for name in ("group_peer", "tag"))
+    started = _message(tracer, "exchange", tensors, kinds, peers, tags, groups[0].group_name)
+    return [
+        _later(tracer, {"async_op": True}, result, _nothing if kind == "isend" else _into(tracer, tensor), True)
+        for kind, tensor, result in zip(kinds, tensors, started, strict=True)
+    ]
+
+
+def _attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    return tracer.call(getattr, (owner, name), {})
+
+
+def _barrier(tracer: Tracer, given: Kwargs) -> Any:
+    group = _group(tracer, given["group"])
+    if given.get("timeout") is not None or tracer.world.effects.calls:
+        raise _refuse("barrier with a timeout, or behind output that is shown after the graph")
+    token = tracer.world.torch_call(torch.empty, (0,), {})
+    ids = given.get("device_ids")
+    devices = [] if ids is None else list(tracer.world.materialise(ids))
+    return _later(tracer, given, _message(tracer, "barrier", token, devices, group.group_name), _nothing)
 
 
 def _reduce_scatter(tracer: Tracer, given: Kwargs) -> Any:
@@ -296,8 +359,11 @@ def _all_to_all(tracer: Tracer, given: Kwargs) -> Any:
 
 
 def finish_collectives(tracer: Tracer, work: object = None) -> None:
-    """Waits for the collective of `work`, or at a graph's end for all that the program has not waited for."""
+    """Waits for the collective of `work`, or at a graph's end for all that the program has not waited for. Raises Retry
+    for those that eager code waits for."""
     pending = tracer.recorder.collectives
+    if work is None and any(paired or not tracer.options.fullgraph for _, _, paired in pending):
+        raise Retry(works=False)
     for one in [entry for entry in pending if work is None or entry[0] is work]:
         pending.remove(one)
         one[1]()
@@ -308,6 +374,11 @@ def _wait(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
         raise _refuse("a wait with a timeout")
     finish_collectives(tracer, args[0])
     return True
+
+
+def _more_of_work(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """More of PyTorch's class than ours has: such a program has its work from eager code."""
+    raise UserException(AttributeError(args[1])) if args[1].startswith("__") else Retry(works=False)
 
 
 def _call(name: str, function: Callable[[Tracer, Kwargs], Any]) -> Row:
@@ -337,6 +408,16 @@ def _by_name(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return found
 
 
+def _by_ranks(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """The group of a tag and ranks, or None; a guard asks again."""
+    given = _bound("_find_pg_by_ranks_and_tag", args, kwargs)
+    question = (given["tag"], tuple(tracer.world.materialise(given["ranks"])))
+    find = sys.modules[C10D]._find_pg_by_ranks_and_tag
+    found = native(find, *question)
+    tracer.world.guard_answer(find, question, found, identical=True)
+    return found
+
+
 def _size_by_name(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     (group,) = (*args, *kwargs.values())
     return (_by_name(tracer, (group,), {}) if isinstance(group, str) else _group(tracer, group)).size()
@@ -347,8 +428,20 @@ def _name_of(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return group if isinstance(group, str) else _group(tracer, group).group_name
 
 
-def _unsupported(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    raise _refuse(f"torch.distributed.nn.functional.{args[0] if args else ''}")
+def _applied(name: str, function: str, parameters: str) -> Row:
+    """A function of torch.distributed.nn.functional, which refuses compilers: it applies an autograd function."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        module = cast(Any, sys.modules[WITH_GRADIENTS])
+        found = inspect.signature(getattr(module, name)).bind(*args, **kwargs)
+        found.apply_defaults()
+        given: list[Any] = []
+        for one in parameters.split():
+            value = found.arguments[one.lstrip("*")]
+            given += tracer.world.materialise(value) if one.startswith("*") else [value]
+        return tracer.call(getattr(module, function).apply, tuple(given), {})
+
+    return call
 
 
 def _loss_parallel(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -387,6 +480,10 @@ _COLLECTIVES: dict[str, Callable[[Tracer, Kwargs], Any]] = {
     "scatter": _scatter,
     "send": _send,
     "recv": _recv,
+    "isend": _isend,
+    "irecv": _irecv,
+    "batch_isend_irecv": _batch_isend_irecv,
+    "barrier": _barrier,
 }
 _QUESTIONS = (
     "get_rank",
@@ -395,27 +492,56 @@ _QUESTIONS = (
     "get_group_rank",
     "get_global_rank",
     "get_process_group_ranks",
+    "_get_group_tag",
+    "_get_process_group_name",
 )
 _BY_FUNCTION: dict[str, Row] = {
     **{name: _call(name, function) for name, function in _COLLECTIVES.items()},
     **{name: _of_group(name) for name in _QUESTIONS},
     "_get_group_size_by_name": _size_by_name,
     "_resolve_process_group": _by_name,
+    "_find_pg_by_ranks_and_tag": _by_ranks,
     "_get_default_group": _interpreted(lambda c10d: c10d._get_default_group),
 }
+# By function of torch.distributed.nn.functional: the autograd function, and what of its arguments that takes, in order.
+_APPLIED = {
+    "all_reduce": ("_AllReduce", "op group tensor"),
+    "broadcast": ("_Broadcast", "src group tensor"),
+    "gather": ("_Gather", "dst group tensor"),
+    "scatter": ("_Scatter", "src group *tensors"),
+    "reduce": ("_Reduce", "dst op group tensor"),
+    "reduce_scatter": ("_Reduce_Scatter", "op group output *input_list"),
+    "all_gather": ("_AllGather", "group tensor"),
+    "_all_gather_base": ("_AllGatherBase", "output_tensor input_tensor group"),
+    "all_to_all": ("_AlltoAll", "group output_tensor_list *input_tensor_list"),
+    "all_to_all_single": ("_AlltoAllSingle", "group output output_split_sizes input_split_sizes input"),
+}
+# What other functions call, and P2POp's constructor, in one version of PyTorch or another: they are interpreted.
+_HELPERS = (
+    "P2POp.__new__",
+    "P2POp.__init__",
+    "_check_op",
+    "_check_single_tensor",
+    "_canonicalize_group_rank",
+    "_group_or_default_group",
+    "_rank_not_in_group",
+    "_find_or_create_pg_by_ranks_and_tag",
+)
 # A function of the first module may be wrapped by the second, which logs its errors.
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     **{(home, name): row for name, row in _BY_FUNCTION.items() for home in (C10D, "torch.distributed.c10d_logger")},
     # Whether there is a process group is a question that guards answer: a global that these three read.
+    **{(C10D, name): _interpreted(operator.attrgetter(name)) for name in _HELPERS},
     (C10D, "is_initialized"): _interpreted(lambda c10d: c10d.is_initialized),
     (C10D, "_WorldMeta.WORLD"): _interpreted(lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget),
     (C10D, "_World.default_pg"): _interpreted(lambda c10d: vars(c10d._World)["default_pg"].fget),
     ("torch.distributed._functional_collectives", "_group_or_group_name"): _name_of,
-    ("torch.distributed.nn.functional", "_not_supported_under_compile"): _unsupported,
+    **{(WITH_GRADIENTS, name): _applied(name, *row) for name, row in _APPLIED.items()},
     ("torch.distributed.tensor.parallel.loss", "_enable_custom_loss_ops"): _loss_parallel,
     ("torch.utils._config_module", "ConfigModule.__getattr__"): _setting,
     (__name__, "Work.wait"): _wait,
     (__name__, "Work.is_completed"): _wait,
+    (__name__, "Work.__getattr__"): _more_of_work,
 }
 
 

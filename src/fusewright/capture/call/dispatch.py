@@ -23,7 +23,12 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import torch_function
 from fusewright.capture.border.effects import Effects, stamp
 from fusewright.capture.border.native import Trampoline, is_library, native, unwatched
-from fusewright.capture.border.values import array as arrays, cls as classes, function as functions, module as modules
+from fusewright.capture.border.values import (
+    array_calls as arrays,
+    cls as classes,
+    function as functions,
+    module as modules,
+)
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.symbolic import concrete, concrete_inside, is_concrete
 from fusewright.capture.call import (
@@ -185,7 +190,7 @@ BY_CODE: dict[types.CodeType, Any] = {
 
 
 def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
-    if host_random.is_generator(fn.__self__) and type(fn.__func__) is not types.FunctionType:
+    if host_random.is_generator(fn.__self__) and host_random.draws(fn.__self__, fn.__func__):
         return host_random.call_method(tracer, fn.__func__.__name__, fn.__self__, args, kwargs)
     return call(tracer, fn.__func__, (fn.__self__, *args), kwargs)
 

@@ -8,7 +8,6 @@ break, and the call then runs by its plain Python meaning, with each body compil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -95,13 +94,6 @@ def _choose(tracer: Tracer, pred: Any, true_fn: Any, false_fn: Any, operands: An
     return pytree.tree_unflatten(made, bodies[0].spec)
 
 
-_MAY_FAIL = re.compile(
-    r"index|gather|scatter|take|put|embedding|one_hot|bincount|multinomial|nll_loss|assert|linalg|cholesky|inverse|lu_|"
-    r"_svd|_eig|_qr|lstsq|_solve|histogram|_mode|floor_divide|remainder|fmod|local_scalar"
-)
-"""Names of operators that fail for some values of their operands, which another branch may be there for."""
-
-
 def _chosen(tracer: Tracer, pred: torch.Tensor, functions: tuple[Any, Any], operands: Args) -> Any:
     """The call in a program that leaves the process, whose graph has operators alone: both branches are computed, and
     the condition chooses between their results."""
@@ -118,7 +110,7 @@ def _chosen(tracer: Tracer, pred: torch.Tensor, functions: tuple[Any, Any], oper
             about = facts(node.target)
             if about.written or about.random or about.effect or node.meta.get("random"):
                 refuse(f"a body that writes, draws random numbers or has an effect: {node.target}")
-            if _MAY_FAIL.search(str(node.target)):
+            if about.may_fail:
                 refuse(f"an exported program computes both branches, and {node.target} may fail in the other one")
     (leaves, spec), (others, other_spec) = map(pytree.tree_flatten, results)
     if not all(isinstance(leaf, TracedTensor) for leaf in (*leaves, *others)):

@@ -1,8 +1,8 @@
 """Calls of the random generators of Python and NumPy: drawn when the compiled code runs.
 
-Takes a call of a method of the modules' own generators; gives a number or an array whose value nobody knows yet. Always
-holds: a draw is an operator of the graph (operators/host_draws.py), so the generator advances as in eager; what cannot
-be one (another generator, a seed, a number that must be an int) is a graph break.
+Takes a call of a method of the modules' own generators, or of a `random.Random` of the program's; gives a number or an
+array whose value nobody knows yet. Always holds: a draw is an operator of the graph (operators/host_draws.py), so the
+generator advances as in eager; what cannot be one (NumPy's other generators, a seed, a choice) is a graph break.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import random
 import sys
+import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +19,7 @@ import torch
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values import array as arrays
-from fusewright.operators.host_draws import DRAWS, HOST_DRAW
-from fusewright.record import data_sizes
+from fusewright.operators.host_draws import DRAWS, HOST_DRAW, numbered
 from fusewright.sizes.symfloat import float_of_tensor
 
 if TYPE_CHECKING:
@@ -44,25 +45,37 @@ def _is_numpys(owner: object) -> bool:
     return owner is rand.__self__
 
 
+def draws(owner: Any, method: Any) -> bool:
+    """Whether a method of a generator is a row's concern: what is written in Python is interpreted, unless a row draws
+    it as a whole."""
+    if type(method) is not types.FunctionType:
+        return True
+    return type(owner) is random.Random and f"random.{method.__name__}" in DRAWS
+
+
 def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """`owner.name(*args, **kwargs)` of a generator."""
-    module = "random" if owner is _PYTHON else "numpy.random" if _is_numpys(owner) else None
-    row = f"{module}.{name}"
-    if row not in DRAWS:
+    world, recorder = tracer.world, tracer.recorder
+    row = f"{'random' if isinstance(owner, random.Random) else 'numpy.random'}.{name}"
+    if row not in DRAWS or not (owner is _PYTHON or type(owner) is random.Random or _is_numpys(owner)):
         raise GraphBreak("host-random", f"{type(owner).__qualname__}.{name}")
-    tracer.world.guard_identity(owner)
+    world.guard_identity(owner)
     parameters, size = _given(row, args, kwargs)
-    recorder = tracer.recorder
+    drawn = row
+    if type(owner) is random.Random and owner is not _PYTHON:
+        if not world.is_raw(owner):
+            raise GraphBreak("host-random", "a generator that was made inside")
+        drawn += numbered(owner)
     if size is not None:
-        tracer.world.uses_arrays = True
-        return arrays.result(tracer.world, tracer.world.torch_call(HOST_DRAW, (row, parameters, size), {}))
+        world.uses_arrays = True
+        return arrays.result(world, world.torch_call(HOST_DRAW, (drawn, parameters, size), {}))
     whole = DRAWS[row].dtype is torch.int64
-    if recorder.env is None or (whole and not tracer.options.data_numbers):
+    if recorder.env is None or (whole and not tracer.assumptions.data_sizes):
         raise GraphBreak("host-random", f"a number drawn by {row}")
-    if recorder.level != "aten" or (whole and not recorder.data_numbers):
+    if recorder.level != "aten" and not whole:
         recorder.lacks_form("host-random", f"a number drawn by {row}")
-    tensor = tracer.world.torch_call(HOST_DRAW, (row, parameters, None), {})
-    return data_sizes.number_of(recorder, tensor) if whole else float_of_tensor(recorder, tensor)
+    tensor = world.torch_call(HOST_DRAW, (drawn, parameters, None), {})
+    return world.torch_call(torch.Tensor.item, (tensor,), {}) if whole else float_of_tensor(recorder, tensor)
 
 
 def _given(row: str, args: Args, kwargs: Kwargs) -> tuple[list[Any], list[int] | None]:
@@ -82,8 +95,17 @@ def _given(row: str, args: Args, kwargs: Kwargs) -> tuple[list[Any], list[int] |
 
 
 def _is_allowed(row: str, parameters: tuple[Any, ...]) -> bool:
-    if row == "numpy.random.randint":
-        return -(2**63) <= parameters[0] < parameters[1] <= 2**63 and all(type(value) is int for value in parameters)
+    if DRAWS[row].dtype is torch.int64:
+        fit = all(type(value) is int and -(2**63) <= value <= 2**63 for value in parameters)
+        return fit and _WHOLE[row](parameters)
     if row == "numpy.random.normal" and not parameters[1] >= 0:
         return False
     return all(math.isfinite(value) for value in parameters)
+
+
+_WHOLE: dict[str, Callable[[tuple[Any, ...]], bool]] = {
+    "numpy.random.randint": lambda given: given[0] < given[1],
+    "random.randint": lambda given: given[0] <= given[1] < 2**63,
+    "random.randrange": lambda given: given[2] != 0 and len(range(*given)) > 0,
+}
+"""By the rows whose result is an int: whether the generator takes the parameters, and 64 bits hold what it gives."""

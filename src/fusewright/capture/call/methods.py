@@ -26,6 +26,7 @@ from fusewright.capture.border.native_ready import CONTENTS, PLAIN, SCALARS, for
 from fusewright.capture.border.values import array as arrays, cls as classes, object as objects, tensor as tensors
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import concrete_inside
 from fusewright.capture.border.values.text import joined
 from fusewright.capture.border.witness import asked
@@ -209,6 +210,11 @@ def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwar
     )
 
 
+_OF_MEMORY: dict[str, Callable[..., Any]] = {
+    "numpy": arrays.of_tensor,
+    "data_ptr": Address,
+    "untyped_storage": Storage,
+}
 _TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
     "__getattribute__": tensors.getattr_tensor,
     "__delattr__": tensors.delattr_tensor,
@@ -251,8 +257,9 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
                 return _listed(tracer, owner)
             if owner.numel() == 1 and name != "tolist" and owner.dtype in _NUMBERS_OF[name]:
                 return _number(tracer, owner)
-    if name == "numpy" and not args and not kwargs:
-        return arrays.of_tensor(tracer.world, owner)
+    stands = _OF_MEMORY.get(name)
+    if stands is not None and not args and not kwargs and tracer.world.recorder_owns(owner):
+        return stands(tracer.world, owner)
     tensors.refuse_method(name)
     protocol = _TENSOR_PROTOCOL.get(name)
     if protocol is not None:

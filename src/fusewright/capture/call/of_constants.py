@@ -1,4 +1,4 @@
-"""Functions of NumPy's that are simply called where all their arguments are constants.
+"""Functions of plain data, of Python's and of NumPy's, that are simply called where all their arguments are constants.
 
 Takes real values; gives the function's own result. Always holds: an array is made anew at each call of the compiled
 code, since the program may write to it; what is not constant throughout is a graph break.
@@ -6,6 +6,12 @@ code, since the program may write to it; what is not constant throughout is a gr
 
 from __future__ import annotations
 
+import _pickle
+import importlib.metadata
+import importlib.util
+import json
+import re
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +19,9 @@ import numpy as np
 import torch
 
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.native import unwatched
+from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values.array import TORCH_DTYPES, TracedArray
+from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call.builtins import Row, plain_data
 from fusewright.capture.guards import MISSING
 
@@ -62,8 +69,67 @@ def _known(tracer: Tracer, value: Any) -> Any:
     return value if isinstance(value, (np.generic, type)) else plain_data(tracer, value)
 
 
+def _constants_only(fn: Callable[..., Any]) -> Row:
+    """A function that is a pure one of plain data, and refused with anything else; Python callbacks are interpreted."""
+
+    def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        ready = [plain_data(tracer, value) for value in args]
+        keywords = {name: plain_data(tracer, value) for name, value in kwargs.items()}
+        if any(value is MISSING for value in (*ready, *keywords.values())):
+            raise GraphBreak("untraceable-call", f"{fn.__module__}.{fn.__qualname__} of something that is no constant")
+        return native(fn, *ready, **keywords)
+
+    return ask
+
+
+def _pickled(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """pickle.dumps of plain data. What is in it twice may be one object now and two at another call, which gives other
+    bytes; a set has no order of its own."""
+    seen: set[object] = set()
+    parts = [args[0]]
+    while parts:
+        value = concrete(tracer.world.materialise(parts.pop()))
+        kind = type(value)
+        if kind in (list, tuple):
+            parts += value
+        elif kind is dict:
+            parts += (*value, *value.values())
+        elif kind not in (bool, int, float) and value is not None:
+            if kind not in (str, bytes) or value in seen:
+                raise GraphBreak("untraceable-call", "pickle.dumps of more than numbers and different strings")
+            seen.add(value)
+    return _constants_only(_pickle.dumps)(tracer, args, kwargs)
+
+
+def _of_environment(fn: Callable[..., Any]) -> Row:
+    """What is installed: asked once. It is asked again where the modules that are loaded, or the path, change."""
+
+    def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        if kwargs or not args or not all(type(value) is str for value in args):
+            raise GraphBreak("untraceable-call", f"{fn.__module__}.{fn.__qualname__} of something that is no constant")
+        world = tracer.world
+        value = unwatched(fn, *args)
+        world.guard_answer(_search_path, (), _search_path())
+        loaded = sys.modules.get(args[0])
+        world.guard_answer(sys.modules.get, (args[0],), loaded, identical=True)
+        return value if value is None else world.load(value, world.constant(value, fn.__name__))
+
+    return ask
+
+
+def _search_path() -> tuple[Any, ...]:
+    return *sys.path, *map(id, sys.meta_path)
+
+
 _NUMPY = (
     np.array, np.asarray, np.arange, np.zeros, np.ones, np.full, np.eye, np.identity, np.linspace, np.logspace, np.tri,
     np.prod, np.sum, np.mean, np.max, np.min, np.cumsum, np.meshgrid, np.linalg.norm, np.argmax, np.argmin, np.median,
 )  # fmt: skip
-ROWS: list[tuple[Any, Row]] = [(fn, _of_numpy(fn)) for fn in _NUMPY]
+ROWS: list[tuple[Any, Row]] = [
+    *((fn, _of_numpy(fn)) for fn in _NUMPY),
+    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
+                                           re.finditer, re.split, re.escape, json.dumps, json.loads)),
+    *((fn, _of_environment(fn)) for fn in (importlib.util.find_spec, importlib.metadata.version,
+                                           importlib.metadata.distribution)),
+    (_pickle.dumps, _pickled),
+]  # fmt: skip

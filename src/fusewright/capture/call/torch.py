@@ -56,7 +56,7 @@ _NATIVE_MODULES = frozenset({
     "torch._decomp.decompositions", "torch._VF",
     "torch.masked._ops", "torch.signal.windows.windows", "torch.library",
     "torch._library.custom_ops",
-    "torch.distributed.tensor._api",
+    "torch.distributed.tensor._api", "torch.nested", "torch.nested._internal.nested_tensor",
 })  # fmt: skip
 _NATIVE_PACKAGES = ("torch._refs.", "torch._prims", "torch._decomp")
 

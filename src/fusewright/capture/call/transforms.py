@@ -10,12 +10,13 @@ this: where one is called, the frame is captured at ATen level.
 
 from __future__ import annotations
 
+import traceback
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import Trampoline, unwatched
 from fusewright.capture.border.native_ready import for_native
 
@@ -54,7 +55,20 @@ def transform(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, 
         made = unwatched(fn, *args, **kwargs)
         _adopt(tracer, made)
         return made
-    return unwatched(tracer.recorder.call, fn, args, kwargs)
+    try:
+        return unwatched(tracer.recorder.call, fn, args, kwargs)
+    except GraphBreak as signal:
+        if _is_complaint(signal.__cause__):
+            raise UserException(signal.__cause__) from None
+        raise
+
+
+def _is_complaint(error: BaseException | None) -> TypeGuard[Exception]:
+    """Whether vmap itself raised it, because of what it was given: sizes and places, which are guarded."""
+    if type(error) is not ValueError or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__") == "torch._functorch.vmap"
 
 
 def holds_tensors(fn: types.FunctionType) -> bool:

@@ -209,6 +209,16 @@ class PlainTensor(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class JaggedValues(Source):
+    """The values of a jagged nested tensor that requires a gradient, with its history."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"{self.base.text()}.values()"
+
+
+@dataclass(frozen=True, slots=True)
 class WrappedPart(Source):
     """A part of a tensor that wraps others and requires a gradient, so that the part's gradient becomes the tensor's.
 

@@ -184,7 +184,7 @@ def link(info: CodeInfo) -> list[tuple[Callable[..., object], object]]:
 
 _LISTS = (list, collections.deque)
 _METHOD_LOADS = frozenset({"NULL_LOAD_ATTR", "LOAD_ATTR_NULL"})
-_LOADS = frozenset({"LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR"})
+_LOADS = frozenset({"LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "BINARY_SUBSCR"})
 
 
 class Tracer:

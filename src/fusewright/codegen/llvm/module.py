@@ -127,14 +127,17 @@ def compile_kernels(
     target: str = "native",
     checks: Mapping[str, Checks] = MappingProxyType({}),
     tell: Callable[[int, int], None] = lambda number, total: None,
+    vector_functions: bool = True,
 ) -> CompiledModule:
     """Compiles `kernels`; equal ones share one function. `target`: this processor, or one of LEVELS; `without`:
     features of this one not to use; `checks`: by name, the kernels whose accesses are checked; `tell`: is told the
-    number of each kernel before its code is written, and how many there are.
+    number of each kernel before its code is written, and how many there are; `vector_functions`: SLEEF's, which
+    PyTorch's library has, may be called, else only the C library's.
 
     Raises ValueError for an operation that `capabilities.supports` denies.
     """
     machine = _machine(without, target)
+    processor = machine.target if vector_functions else replace(machine.target, has_symbol=lambda name: False)
     declarations: dict[str, str] = {}
     functions: dict[str, str] = {}
     codes: dict[str, KernelCode] = {}
@@ -144,7 +147,7 @@ def compile_kernels(
         check = checks.get(kernel.name)
         structure = signature(kernel, by_place=True), check and check.told
         if structure not in texts:
-            made = _emit(kernel, machine.target, declarations)
+            made = _emit(kernel, processor, declarations)
             if check is not None:
                 made = replace(made, body=with_checks(made.body, kernel, check.told, declarations))
             texts[structure] = made, kernel

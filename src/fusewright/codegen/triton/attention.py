@@ -61,8 +61,8 @@ def tile_of(kernel: Kernel) -> ProductTile:
     )
     wide = power_of_two(widest) > (128 if halves else 64)
     y, k, warps, stages = (128, 64, 8 if widest > 64 else 4, 3) if halves else (64, 32, 4, 2)
-    if product.chain is not None and halves:  # blocks of several products stay in registers
-        y, k, warps, stages = (128, 64, 8, 2) if widest <= 64 else (64, 32 if wide else 64, 4, 2)
+    if product.chain is not None and halves:  # blocks of several products stay in registers, of several programs
+        y, k, warps, stages = 64, 64 if widest <= 64 else 32, 4, 2 if wide else 3
     elif wide:
         y, k, stages = y // 2, k // 2 if not halves else k, 2
     y = min(y, _block(rows))

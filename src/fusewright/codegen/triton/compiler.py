@@ -2,9 +2,9 @@
 fusewright or PyTorch.
 
 Takes, on standard input, one job a line (JSON: text, symbol, signature, aligned, warps, stages, checks, scratch, arch,
-and the path of the result); starts a child process for each, as many at a time as there are processors; writes the
-result (machine code behind a line of JSON) to the path under another name first, and then one line of JSON on standard
-output: {"path", "error"}. Ends when its input ends.
+whether the PTX is wanted too, and the path of the result); starts a child process for each, as many at a time as there
+are processors; writes the result (machine code behind a line of JSON) to the path under another name first, and then
+one line of JSON on standard output: {"path", "error"}. Ends when its input ends.
 Always holds: a file at a job's path is complete; a crash of Triton's is an answer with an error, never silence.
 """
 
@@ -67,11 +67,15 @@ def machine_code(job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     module = source.make_ir(
         target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
     )
-    for make in stages.values():
+    ptx = {}
+    for stage, make in stages.items():
         module = make(module, metadata)
+        if stage == "ptx" and job.get("ptx"):
+            ptx["ptx"] = module
     if (metadata.get("global_scratch_size") or 0) > job["scratch"] or metadata.get("profile_scratch_size"):
         raise ValueError("the kernel needs more scratch memory of Triton's own than it is given")
-    return module, {"name": metadata["name"], "shared": metadata["shared"], "warps": metadata["num_warps"]}
+    launch = {"name": metadata["name"], "shared": metadata["shared"], "warps": metadata["num_warps"]}
+    return module, launch | ptx
 
 
 def _work(job: dict[str, Any]) -> str:

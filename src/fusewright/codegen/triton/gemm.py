@@ -16,7 +16,7 @@ from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import Shape, StageView
 from fusewright.codegen.device_kernel import Unsupported
 from fusewright.codegen.triton import indices
-from fusewright.codegen.triton.gemm_tiles import ProductTile
+from fusewright.codegen.triton.gemm_tiles import SKINNY, ProductTile
 from fusewright.codegen.triton.kernel import Emitter, KernelText
 from fusewright.codegen.triton.operations import HALVES, Style, language_type
 from fusewright.codegen.triton.values import Value
@@ -28,29 +28,36 @@ from fusewright.sizes.expressions import Dim, Expr
 _STEP = "step"
 _ALONG = {"left": frozenset("yk"), "right": frozenset("kx")}
 """The block dimensions of operands."""
+FETCHED = 64 * 1024
+"""Bytes of weights that a program asks for before it waits for the kernels before it: what a multiprocessor reads in
+the time between two kernels."""
+LINE = 128
+"""Bytes of the cache's lines."""
 DESCRIPTION = 128
 """Bytes of a tensor's description for the copy engine."""
 COPIED = 16
 """Bytes that addresses and strides of its tensors are multiples of."""
 
 
-def emit_product(kernel: Kernel, wide: bool, tile: ProductTile) -> KernelText:
-    """Raises Unsupported."""
+def emit_product(kernel: Kernel, wide: bool, tile: ProductTile, weights: frozenset[str]) -> KernelText:
+    """weights: buffers that are there before any kernel runs. Raises Unsupported."""
     (stage,) = kernel.stages
     aliases = {name: name for name in kernel.written}
     shape = Shape(kernel, list(kernel.outer), [StageView(stage, [], aliases)], aliases)
     if not tile.programs:
-        return ProductEmitter(kernel, shape, tile, frozenset(), wide, ()).run()
+        return ProductEmitter(kernel, shape, tile, frozenset(), wide, (), weights=weights).run()
     emitter = BulkEmitter(kernel, shape, tile, frozenset(), wide, ())
     made = emitter.run()
     before, each = made.body[: emitter.start], made.body[emitter.start :]
-    return replace(made, body=(*before, emitter.loop(), *(f"    {line}" for line in each)), scratch=DESCRIPTION * 2)
+    body = (*before, emitter.loop(), *(f"    {line}" for line in each))
+    return replace(made, body=body, scratch=DESCRIPTION * 2, early=0)
 
 
 @dataclass(slots=True)
 class ProductEmitter(Emitter):
     computed: str = ""  # the operand whose element is being written
     inside: Value | None = None  # where its k is one of the product's
+    weights: frozenset[str] = frozenset()
 
     def _grid(self) -> Dim:
         down, across = self._blocks()
@@ -85,7 +92,32 @@ class ProductEmitter(Emitter):
         self._positions()
         self.view = self.shape.views[0]
         self.mapping = dict(self.outer_mapping)
+        self._fetch()
+        self.early = len(self.lines[0])
         self._sums()
+
+    def _fetch(self) -> None:
+        """Asks the cache for the first of the weights that a product of few rows reads, while the kernels before it
+        still run."""
+        product, tile = self._product, self._tile
+        operand, buffers = product.right, dict(product.chosen).get(product.right.buffer, (product.right.buffer,))
+        _, rows, columns = self._extents()
+        start = operand.outer + sizes.substitute(operand.inner, {product.k: 0})
+        width = operand.dtype.itemsize
+        if rows > SKINNY or operand.value is not None or operand.checks or not self.weights.issuperset(buffers):
+            return
+        if sizes.coefficient(operand.inner, product.k) != 1 or not sizes.is_multiple(start, LINE // width):
+            return
+        parts = max(1, 32 * tile.warps // tile.x)
+        size = min(product.length * width, FETCHED // tile.x) // parts // LINE * LINE
+        if not size:
+            return
+        place = self.index(self.flat(start)).text
+        if columns % tile.x:
+            place = f"tl.where(x_mask, {place}, 0)"
+        wide = ".to(tl.int64)" if self.wide else ""
+        within = f"tl.arange(0, {parts})[:, None]{wide} * {size // width}"
+        self.lines[0].append(f"lib.fetch({self.names[operand.buffer]} + ({place}) + {within}, {size})")
 
     def _positions(self) -> None:
         tile, out = self._tile, self.lines[0]

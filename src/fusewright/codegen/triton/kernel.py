@@ -50,7 +50,8 @@ PLANE = ("square", "product")
 @dataclass(frozen=True, slots=True)
 class KernelText:
     """body: the function without its name, from the parameter list on. `spilled`: scratch that needs memory, in
-    parameter order. scratch: bytes of a program that Triton itself uses."""
+    parameter order. scratch: bytes of a program that Triton itself uses. early: so many of the first lines
+    of the body touch no memory."""
 
     parameters: tuple[str, ...]
     body: tuple[str, ...]
@@ -59,6 +60,7 @@ class KernelText:
     tile: Tile | ProductTile
     checks: bool
     scratch: int = 0
+    early: int = 0
 
 
 class NeedsMemory(Exception):
@@ -116,6 +118,7 @@ class Emitter:
     row_symbol: Expr | None = None
     rows_made: dict[Dim, tuple[Expr, Value, Value | None]] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    early: int = 0  # the first lines that touch no memory
 
     @property
     def index_type(self) -> str:
@@ -153,7 +156,8 @@ class Emitter:
             for scratch in kernel.scratch
             if scratch.name == name
         )
-        return KernelText(parameters, tuple(self.lines[0]), spills, self._grid(), self.tile, self.checks)
+        body = tuple(self.lines[0])
+        return KernelText(parameters, body, spills, self._grid(), self.tile, self.checks, early=self.early)
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,38 @@ _find = _interpreted if knobs.runtime.interpret else _from_libdevice
 fast_quotient = _interpreted_quotient if knobs.runtime.interpret else _from_libdevice("fast_dividef")
 
 
+def _interpreted_nothing(*arguments: Any) -> None:
+    """What says when a program runs, or where its memory should be."""
+
+
+@triton.jit
+def _let_next_start():  # type: ignore[no-untyped-def]
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _wait():  # type: ignore[no-untyped-def]
+    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _fetch(places, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+        [places.to(tl.int64), tl.full(places.shape, size, tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+let_next_start = _interpreted_nothing if knobs.runtime.interpret else _let_next_start
+"""From here on, the next kernel may start where this one's programs leave room."""
+wait = _interpreted_nothing if knobs.runtime.interpret else _wait
+"""Until the kernels before this one have ended."""
+fetch = _interpreted_nothing if knobs.runtime.interpret else _fetch
+"""Asks the cache for `size` bytes, a multiple of 16, at each place."""
+
+
 @triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + exp(-x))

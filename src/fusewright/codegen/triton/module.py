@@ -28,6 +28,8 @@ from fusewright.sizes.expressions import Dim
 PRINTABLE_NODES = 400
 STAGES = 3
 """Loads in flight of a loop."""
+DEPENDENT_ARCH = 90
+"""Compute capability from which a kernel can start before those ahead of it have ended, and wait for them itself."""
 Tiles = Mapping[str, "Tile | ProductTile"]
 NO_TILES: Tiles = {}
 HEADER = """import triton
@@ -47,18 +49,24 @@ def generate(
         scalars = _scalars(kernel, buffers)
         wide = _is_wide(kernel, buffers)
         aligned = tuple(_is_aligned(buffers[name]) for name in kernel.buffers)
+        fetches = kernel.product is not None and processor.arch >= DEPENDENT_ARCH
+        given = frozenset(
+            name for name in (kernel.buffers if fetches else ())
+            if name not in kernel.written and buffers[name].role in ("input", "constant")
+        )  # fmt: skip
         tile = tiles.get(kernel.name)
         if tile is None and is_blockwise(kernel):
             tile = tile_of(kernel)
-        structure = (signature(kernel), scalars, wide, aligned, tile)
+        places = frozenset(kernel.buffers.index(name) for name in given)
+        structure = (signature(kernel), scalars, wide, aligned, tile, places)
         first = made.get(structure)
         if first is None:
-            first = made[structure] = _generate(kernel, processor, scalars, wide, aligned, tile)
+            first = made[structure] = _generate(kernel, processor, scalars, (wide, aligned, given), tile)
         found[kernel.name] = DeviceKernel(
             kernel.name, first.key, first.symbol, first.text, first.signature, first.aligned, kernel.buffers,
             first.scalars, first.spills,
             kernel.sizes, first.grid, first.warps, first.stages, first.checks, kernel.locations, kernel.origins,
-            first.scratch,
+            first.scratch, first.waits,
         )  # fmt: skip
     return found
 
@@ -119,10 +127,12 @@ def _generate(
     kernel: Kernel,
     processor: Processor,
     scalars: frozenset[int],
-    wide: bool,
-    aligned: Sequence[bool],
+    memory: tuple[bool, Sequence[bool], frozenset[str]],
     tile: Tile | ProductTile | None,
 ) -> DeviceKernel:
+    """memory: whether an index may not fit 32 bits, which parameters are aligned, buffers that are there before any
+    kernel runs."""
+    wide, aligned, given = memory
     stages, numbers = STAGES, frozenset(kernel.buffers[k] for k in scalars)
     if isinstance(tile, ProductTile):
         stages = tile.stages
@@ -131,14 +141,18 @@ def _generate(
         elif scalars:
             raise Unsupported("a product with a number in CPU memory")
         else:
-            made = emit_product(kernel, wide, tile)
+            made = emit_product(kernel, wide, tile, given)
     else:
         made = emit_kernel(kernel, processor, numbers, wide, tile)
     types = [("" if k in scalars else "*") + _type(dtype, k in scalars) for k, dtype in enumerate(kernel.dtypes)]
     types += ["*" + TYPES[spill.dtype] for spill in made.spills]
     pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))
     types += ["i64" if wide else "i32"] * len(kernel.sizes)
-    body = "\n".join(f"    {line}" for line in made.body)
+    waits = processor.arch >= DEPENDENT_ARCH
+    lines = list(made.body)
+    if waits:
+        lines = ["lib.let_next_start()", *lines[: made.early], "lib.wait()", *lines[made.early :]]
+    body = "\n".join(f"    {line}" for line in lines)
     facts = (
         body,
         made.parameters,
@@ -157,7 +171,7 @@ def _generate(
     return DeviceKernel(
         kernel.name, key, symbol, text, tuple(types), pointers, kernel.buffers, scalars, made.spills, kernel.sizes,
         made.grid,
-        made.tile.warps, stages, made.checks, kernel.locations, kernel.origins, made.scratch,
+        made.tile.warps, stages, made.checks, kernel.locations, kernel.origins, made.scratch, waits,
     )  # fmt: skip
 
 

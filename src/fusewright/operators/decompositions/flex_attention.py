@@ -76,7 +76,7 @@ def flex_attention(
 def _attention(
     operands: tuple[torch.Tensor, ...], score_mod: Callable[..., Any], mask_mod: Callable[..., Any], scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    query, key, value = operands
+    query, key, value = (_LaidOut.apply(one) for one in operands)
     batch, heads, rows, _ = query.shape
     group = heads // key.size(1)
     if group > 1:
@@ -93,14 +93,25 @@ def _attention(
     return _laid_out(result, query), sums / math.log(2), most / math.log(2)
 
 
-def _laid_out(result: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """The result with its dimensions in memory in the query's order, but with the features side by side."""
-    strides = query.stride()
+def _laid_out(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The result with its dimensions in memory in the other's order, but with the features side by side."""
+    strides = like.stride()
     order = sorted(range(3), key=lambda place: strides[place])
-    if order == [2, 1, 0]:
-        return result
     back = [*reversed(order), 3]
     return result.permute(back).contiguous().permute([back.index(place) for place in range(4)])
+
+
+class _LaidOut(torch.autograd.Function):
+    """An operand, whose gradient is laid out as it is. (PyTorch's operator has no gradients of gradients either.)"""
+
+    @staticmethod
+    def forward(ctx: Any, operand: torch.Tensor) -> torch.Tensor:
+        ctx.operand = operand
+        return operand.view_as(operand)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return _laid_out(gradient, ctx.operand)
 
 
 def _takes_score(mod: Any) -> bool:

@@ -70,8 +70,18 @@ _BY_NAME: dict[str, Rule] = {
     "all_gather_into_tensor_coalesced": _each(_gathered),
     "reduce_scatter_tensor_coalesced": _each(_scattered),
 }
+
+
 def _result(shape: Sequence[Dim], input: TensorType) -> object:
     return fresh(tuple(shape), input)
+
+
+def _exchanged_messages(
+    inputs: Sequence[TensorType], kinds: Sequence[str], peers: object, tags: object, group_name: object
+) -> object:
+    return tuple(
+        _result((0,) if kind == "isend" else given.shape, given) for given, kind in zip(inputs, kinds, strict=True)
+    )
 
 
 _MESSAGES: dict[str, Rule] = {
@@ -80,6 +90,8 @@ _MESSAGES: dict[str, Rule] = {
     "gather": lambda input, dst, results, group_name: _result((results, *input.shape), input),
     "scatter": lambda input, src, size, group_name: _result(size, input),
     "send": lambda input, dst, tag, group_name: _result((0,), input),
+    "exchange": _exchanged_messages,
+    "barrier": lambda token, device_ids, group_name: _result((0,), token),
 }
 # A PyTorch without torch.distributed has none of them.
 RULES: dict[OpOverload, Rule] = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fusewright.sizes.expressions import Dim, Expr, Relation, known_eq, known_lt
+from fusewright.sizes.expressions import Dim, Expr, Relation, known_eq, known_le, known_lt
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 Rule = Callable[..., object]
@@ -197,15 +197,19 @@ def iterator_strides(
     """The strides that TensorIterator gives a new output over these operands (in the iterator's order)."""
     first = operands[0]
     if len(operands) == 1 or all(t.shape == first.shape for t in operands):
-        if not (has_number and first.shape):
-            if all(is_contiguous(t) for t in operands):
+        try:
+            if not (has_number and first.shape):
+                if all(is_contiguous(t) for t in operands):
+                    return contiguous_strides(shape)
+                if all(is_channels_last(t) for t in operands):
+                    return channels_last_strides(shape)
+                if all(is_dense(t) for t in operands) and all(t.stride == first.stride for t in operands):
+                    return first.stride
+            elif is_contiguous(first) and len(operands) == 1:
                 return contiguous_strides(shape)
-            if all(is_channels_last(t) for t in operands):
-                return channels_last_strides(shape)
-            if all(is_dense(t) for t in operands) and all(t.stride == first.stride for t in operands):
-                return first.stride
-        elif is_contiguous(first) and len(operands) == 1:
-            return contiguous_strides(shape)
+        except Undecided:  # of sizes of 2 and more, the order of the strides says the same
+            if not all(known_le(2, size) for size in shape):
+                raise
     if len(shape) <= 1:
         return contiguous_strides(shape)
     return dense_in_order(shape, sort_axes(shape, [_spread(t, shape) for t in operands]))

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
-from fusewright.operators.host_draws import DRAWS, HOST_DRAW
+from fusewright.operators.host_draws import HOST_DRAW, row_of
 from fusewright.operators.philox import BERNOULLI
 from fusewright.operators.rules.common import (
     Rule,
@@ -214,7 +214,7 @@ RULES: dict[OpOverload, Rule] = {
     aten._standard_gamma.default: _sample,
     aten.native_dropout.default: _dropout,
     HOST_DRAW: lambda name, parameters, size: TensorType(
-        tuple(size or ()), contiguous_strides(tuple(size or ())), DRAWS[name].dtype, torch.device("cpu")
+        tuple(size or ()), contiguous_strides(tuple(size or ())), row_of(name).dtype, torch.device("cpu")
     ),
     BERNOULLI: lambda seed, draw, p, size: TensorType(
         tuple(size), contiguous_strides(tuple(size)), torch.bool, seed.device

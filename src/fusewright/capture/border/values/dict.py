@@ -9,6 +9,7 @@ content.
 from __future__ import annotations
 
 import gc
+import operator
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.list import check_no_slots, load_attributes
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import DictKey, Item, ProxiedDict, Source
+from fusewright.capture.guards.sources import Attribute, DictKey, Item, ProxiedDict, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -254,17 +255,21 @@ def load_exact(world: World, real: dict, source: Source) -> object:
 
 
 _MAPPINGS: tuple[dict[str, object], ...] = ({}, OrderedDict())
-VIEWS: tuple[type, ...] = tuple(
-    type(view) for mapping in _MAPPINGS for view in (mapping.keys(), mapping.values(), mapping.items())
-)
+VIEWS: dict[type, Any] = {
+    type(getattr(mapping, name)()): operator.methodcaller(name)
+    for mapping in _MAPPINGS
+    for name in ("keys", "values", "items")
+}
+"""The types of views, with what gives one of a dict."""
 
 
-def refuse_view(world: World, real: Any, source: Source) -> object:
-    """A view from outside shows a dict to which no path leads."""
-    raise GraphBreak(
-        "opaque-object",
-        f"{source.text()}, a {type(real).__name__} that was made before the compiled function was called",
-    )
+def load_view(world: World, real: Any, source: Source) -> object:
+    """A view shows a dict, which is loaded."""
+    (mapping,) = gc.get_referents(real)
+    shown = ProxiedDict(Attribute(source, "mapping"))
+    world.guard("TYPE", source, type(real))
+    inside = world.materialise(world.load(mapping, shown))
+    return world.stand_in(real, source, VIEWS[type(real)](inside))
 
 
 def load_subclass(world: World, real: Any, source: Source) -> object:

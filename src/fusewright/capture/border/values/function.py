@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from fusewright.capture.border.values.dict import read_namespace
 from fusewright.capture.border.values.list import APPEND
 from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Local, Source
+from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Item, Local, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -30,6 +31,41 @@ def load_identity(world: World, real: object, source: Source) -> object:
     here."""
     world.guard("IS", source, real)
     return world.stand_in(real, world.constant(real, getattr(real, "__name__", type(real).__name__)), real)
+
+
+def load_function(world: World, real: types.FunctionType, source: Source) -> object:
+    """A Python function by identity; one that the program makes afresh for each call (a closure in an attribute, an
+    argument) by its code, with its cells and defaults loaded."""
+    if isinstance(source, Constant) or not _is_made_afresh(world, real, source):
+        return load_identity(world, real, source)
+    world.guard("TYPE", source, types.FunctionType)
+    world.guard("IS", Attribute(source, "__code__"), real.__code__)
+    world.guard("IS", Attribute(source, "__globals__"), real.__globals__)
+    world.guard("LENGTH", InstanceDict(source), 0)  # marks
+    defaults = Attribute(source, "__defaults__")
+    world.guard("TYPE", defaults, type(real.__defaults__))
+    if real.__defaults__ is not None:
+        world.guard("LENGTH", defaults, len(real.__defaults__))
+    for index, cell in enumerate(real.__closure__ or ()):
+        world.load(cell, Item(Attribute(source, "__closure__"), index))
+    return world.stand_in(real, source, real)
+
+
+def _is_made_afresh(world: World, real: types.FunctionType, source: Source) -> bool:
+    """Whether an earlier capture of the frame met another function of the same code there."""
+    history: Any = world.tracer.history
+    key = (world.tracer.function.__code__, source, _FUNCTION)
+    before = history.get(key)
+    if before is None or before[0] is not real.__code__:
+        history[key] = (real.__code__, weakref.ref(real))
+        return False
+    if before[1] is not None and before[1]() is real:
+        return False
+    history[key] = (real.__code__, None)
+    return not real.__dict__
+
+
+_FUNCTION = "function"
 
 
 def is_free_function(function: types.BuiltinFunctionType) -> bool:
@@ -153,4 +189,5 @@ EXACT: dict[type, Any] = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
     functools.partial: load_partial,
     torch.Generator: load_is,
     torch.ScriptObject: load_is,
+    types.FunctionType: load_function,
 }

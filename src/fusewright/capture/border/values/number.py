@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.border.dynamic import from_argument, is_symbolic_throughout
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, NumberTensor, Source
@@ -127,5 +128,15 @@ def number_guards(world: World) -> list[Guard]:
 
 
 def python_type(value: object) -> type | None:
-    """The type that a symbolic number has for the program."""
-    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TensorText: str}.get(type(value))
+    """The type that a symbolic number, or another stand-in made inside, has for the program."""
+    return _TYPES.get(type(value))
+
+
+_TYPES: dict[type, type] = {
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+    TensorText: str,
+    Address: int,
+    Storage: torch.UntypedStorage,
+}

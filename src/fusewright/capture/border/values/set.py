@@ -64,7 +64,7 @@ def load_set(world: World, real: Any, source: Source) -> object:
     if base is frozenset:
         return world.stand_in(real, source, real)
     shadow = set.__new__(cls)
-    set.update(shadow, elements)
+    set.update(shadow, real)  # from a set CPython copies the table, and with it the order, wherever it can
     if any(mine is not theirs for mine, theirs in zip(contents(shadow), elements)):
         raise GraphBreak(
             "set-of-objects", f"a set whose order depends on its history came from outside ({source.text()})"

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.base.records import replace
+from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.guards.sources import (
@@ -33,15 +35,13 @@ from fusewright.capture.guards.sources import (
     TensorStride,
 )
 from fusewright.capture.guards.types import STRIDE
+from fusewright.record.torch_level import set_data
 from fusewright.sizes.expressions import Dim, Relation, symbol
 from fusewright.sizes.strides import free_strides
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
-
-TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
 
 def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
@@ -162,7 +162,6 @@ _PLAIN = frozenset({
 _OPERATORS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
 _REFUSED = {
-    "data_ptr": "its address",
     "_version": "its version counter",
     "_base": "the tensor that it is a view of",
     "_backward_hooks": "its hooks",
@@ -238,46 +237,6 @@ def requires_grad(world: World, tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
 
 
-class _Reads:
-    """Guard callable: this attribute, or the answer of this method, is still what it was."""
-
-    __slots__ = ("name", "read", "value")
-
-    def __init__(self, name: str, read: Callable[[Any], object], value: object) -> None:
-        self.name = name
-        self.read = read
-        self.value = value
-
-    def __call__(self, tensor: Any) -> bool:
-        return self.read(tensor) == self.value
-
-    def __repr__(self) -> str:
-        return f"has {self.name} = {self.value!r}"
-
-
-def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[Any], object]) -> object:
-    """What a tensor guard does not look at, read from the original and guarded by itself; a tensor made inside answers
-    natively."""
-    record = world.outside(tensor)
-    if record is None:
-        return native(read, tensor)
-    if type(record.real) not in TENSOR_CLASSES:
-        read = _past_overrides(read)
-    value = native(read, record.real)
-    world.guard("CALL", record.source, _Reads(name, read, value))
-    return value
-
-
-def _past_overrides(read: Callable[[Any], object]) -> Callable[[Any], object]:
-    """`read`, of which a class's `__torch_function__` is not told."""
-
-    def plainly(tensor: Any) -> object:
-        with torch._C.DisableTorchFunctionSubclass():
-            return read(tensor)
-
-    return plainly
-
-
 def storage_offset(world: World, tensor: torch.Tensor) -> object:
     """`tensor.storage_offset()`; a view made inside does not know the offset of what it is a view of."""
     if world.outside(tensor) is None and tensor._is_view():
@@ -348,7 +307,8 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
     if name == "grad" and record is not None:
         world.effects.store_slot(tensor, "grad", value)
         return
-    if name == "data" and value is tensor:  # what Module.to does to a parameter that is as wanted already
+    if name == "data":
+        _store_data(world, tensor, value)
         return
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
@@ -357,6 +317,50 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
         namespace.store(name, value)
     else:
         namespace[name] = value
+
+
+def _store_data(world: World, tensor: Any, value: Any) -> None:
+    """`tensor.data = value`: the tensor takes over the memory of `value`, and keeps its place in autograd."""
+    if value is tensor:  # what Module.to does to a parameter that is as wanted already
+        return
+    recorder = world.recorder
+    if not (recorder.owns(tensor) and recorder.owns(value)) or is_traced_subclass(tensor) or is_traced_subclass(value):
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data of a tensor subclass, or of no tensor")
+    types = [replace(one.tensor_type, requires_grad=False, offset=0) for one in (tensor, value)]
+    if types[0] != types[1] or tensor.is_inference() != value.is_inference():
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data that changes its type")
+    outside = world.outside(tensor) is not None
+    if tensor.requires_grad and not outside:
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data of a result that requires a gradient")
+    recorder.rebinds("a tensor whose data are replaced")
+    world.effects.data.append((tensor, version_of(tensor)))
+    if recorder.level == "torch":  # the graph does it, below the eyes of autograd
+        recorder.record_call(set_data, (tensor, value), ())
+        return
+    held = world.torch_call(torch.Tensor.detach, (value,), {})
+    tensor.node = held.node
+    if outside:
+        world.effects.store_slot(tensor, "data", held)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def check_data(world: World, wants_gradients: bool) -> None:
+    """Refuses what a graph of ATen operators cannot do with tensors from outside whose data were replaced: a backward
+    would read them after the replacement; a write is counted by the tensor, though it is the new memory's."""
+    if not world.effects.data or world.recorder.level == "torch":
+        return
+    if wants_gradients:
+        if world.recorder.changes_level:
+            raise Retry(lacks_form=True)
+        raise GraphBreak("tensor-attribute", "a store to Tensor.data where gradients are wanted")
+    if any(version_of(tensor) != version for tensor, version in world.effects.data):
+        if world.recorder.changes_level:
+            raise Retry(lacks_form=True)
+        raise GraphBreak("tensor-attribute", "a write to a tensor whose Tensor.data was stored to")
 
 
 def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:

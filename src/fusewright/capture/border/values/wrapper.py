@@ -22,13 +22,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_trace
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import cls as classes, nested
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source, WrappedPart
 from fusewright.record import apart
 from fusewright.record.apart import Apart, Form, Makeup, Together
 from fusewright.record.traced_tensor import TracedTensor, with_history
+from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -39,10 +40,11 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 @dataclass(slots=True)
 class Wrapped:
-    """A stand-in, and its attributes, history and version when it was made."""
+    """A stand-in, and its attributes (None: its own code keeps what it likes there), history and version when it was
+    made."""
 
     value: Any
-    attributes: dict[str, object]
+    attributes: dict[str, object] | None
     history: object
     version: int
 
@@ -59,8 +61,8 @@ class Wrappers:
 
 
 def is_wrapper(real: object) -> bool:
-    """Whether the tensor is made of others, by the contract. Of PyTorch's own such classes DTensor is taken;
-    nested tensors have symbolic sizes of their own."""
+    """Whether the tensor is made of others, by the contract. Of PyTorch's own such classes DTensor and jagged nested
+    tensors are taken."""
     kind = type(real)
     if kind is TracedTensor or kind in PLAIN or not issubclass(kind, torch.Tensor):
         return False
@@ -68,7 +70,7 @@ def is_wrapper(real: object) -> bool:
 
 
 def of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.") and not apart.is_distributed(kind)
+    return kind.__module__.startswith("torch.") and not (apart.is_distributed(kind) or nested.is_jagged(kind))
 
 
 def has_parts(kind: Any) -> bool:
@@ -85,6 +87,10 @@ def construct(world: World, kind: type, args: tuple[Any, ...], kwargs: dict[str,
 
 def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tensor:
     """The stand-in of a wrapper from outside. Its parts are found below `source`."""
+    if nested.is_jagged(type(real)):
+        made = nested.load_jagged(world, real, source)
+        world.wrappers.loaded.append(Wrapped(made, None, made.grad_fn, _version(made)))
+        return made
     what = f"{source.text()}, a {type(real).__qualname__},"
     if world.recorder.level != "aten":
         world.recorder.lacks_form(CODE, f"{what} is a tensor subclass, which graphs at torch level do not take apart")
@@ -98,18 +104,19 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     known = None if isinstance(real, torch.nn.Parameter) else apart.kept(own)
     world.guard("TYPE", source, type(real))
     world.guard("CALL", source, _IsStill(real) if known is None else _IsAlike(real, known))
+    layout = apart.layout_of(real)
     if apart.is_distributed(type(real)):
         _note_distributed(world, real)
     attributes = object.__getattribute__(real, "__dict__")
     parts: list[Any] = []
-    linked: list[torch.Tensor] = [] if form is None else [_carrier(world, real, source, form)]
+    linked: list[torch.Tensor] = []
     for index, (name, part) in enumerate(inner.items(), 1):
         where = Item(InstanceDict(source), name) if attributes.get(name) is part else Attribute(source, name)
         inside = world.load(part, where)
         if not (world.recorder_owns(inside) or is_wrapper(inside)):
             raise GraphBreak(CODE, f"{what} has a part {name!r} that is no tensor")
-        if any(type(size) is not int for size in inside.shape):
-            raise GraphBreak(CODE, f"{what} has a part {name!r} of symbolic size")
+        if any(type(size) is not int for size in inside.shape) and known is None:
+            raise GraphBreak(CODE, f"{what}, a parameter, has a part {name!r} of symbolic size")
         parts.append(inside)
         if form is not None and apart.carries_gradient(inside):
             linked.append(_linked(world, inside, where, WrappedPart(source, form, index)))
@@ -117,10 +124,15 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     for name, value in attributes.items():
         if name not in inner and not any(value is one for one in held if known is not None):
             _guard_attribute(world, value, Item(InstanceDict(source), name))
-    size, stride = apart.layout_of(real)
+    if known is not None:
+        laid_out = _LaidOut(own.names, layout, list(inner.values()), parts)
+        world.guard("CALL", source, laid_out)
+        layout = laid_out.of(parts)
+    if form is not None:
+        linked.insert(0, _carrier(world, real, source, form, layout[0]))
 
     def make() -> torch.Tensor:
-        return own.make(parts, size, stride)
+        return own.make(parts, *layout)
 
     made = unwatched(make) if form is None else _together(world, make, form, parts, linked)
     if type(made) is not type(real) or made.requires_grad != (form is not None):
@@ -139,11 +151,12 @@ def taken_apart(real: Any, what: str) -> Makeup:
         raise GraphBreak(CODE, f"{what} cannot be taken apart ({error.exception})") from None
 
 
-def _carrier(world: World, real: torch.Tensor, source: Source, form: Form) -> torch.Tensor:
+def _carrier(world: World, real: torch.Tensor, source: Source, form: Form, size: Any) -> torch.Tensor:
     """The input that a gradient without parts is the gradient of."""
     world.repeats.enabled = False
     world.recorder.wrapped = True
-    traced = world.recorder.input(apart.carrier(real), "carrier", requires_grad=True)
+    symbolic = {axis: dim_of(one) for axis, one in enumerate(size) if type(one) is not int}
+    traced = world.recorder.input(apart.carrier(real), "carrier", symbolic, requires_grad=True)
     world.input_sources.append(WrappedPart(source, form, 0))
     return traced  # type: ignore[no-any-return]
 
@@ -166,12 +179,15 @@ class Leaving:
     """A wrapper that was made inside: its parts and layout, and what makes one of real ones."""
 
     parts: list[Any]
-    layout: tuple[Any, Any]
+    layout: tuple[Any, ...]
     together: Callable[..., torch.Tensor]
 
 
 def leaving(world: World, value: Any) -> Leaving:
     """Takes apart what leaves the graph."""
+    if nested.is_jagged(type(value)):
+        crossing, make = nested.leaving_parts(world, value)
+        return Leaving(crossing, (), make)
     what = f"a {type(value).__qualname__} that leaves the graph"
     own = taken_apart(value, what)
     if not apart.is_immutable(own.context):
@@ -238,6 +254,9 @@ def check_result(world: World, fn: object, result: object) -> None:
         known = world.recorder_owns(result) or functorch or (world.recorder.level == "aten" and is_wrapper(result))
         if known and apart.is_distributed(type(result)):
             _note_distributed(world, result)
+        if not known and is_wrapper(result):
+            what = f"{getattr(fn, '__qualname__', fn)} gives a {type(result).__qualname__}"
+            world.recorder.lacks_form(CODE, f"{what}, which graphs at torch level do not take apart")
         if not known and world.outside(result) is None:
             raise GraphBreak(
                 CODE,
@@ -269,22 +288,54 @@ class _IsStill:
 
 
 class _IsAlike:
-    """Guard callable: a tensor of the same class, context and layout."""
+    """Guard callable: a tensor of the same class and context."""
 
-    __slots__ = ("known", "layout", "requires_grad")
+    __slots__ = ("known", "requires_grad")
 
     def __init__(self, real: torch.Tensor, known: Makeup) -> None:
-        self.known, self.layout, self.requires_grad = known, apart.layout_of(real), real.requires_grad
+        self.known, self.requires_grad = known, real.requires_grad
 
     def __call__(self, subject: Any) -> bool:
-        return (
-            apart.makeup(subject) == self.known
-            and apart.layout_of(subject) == self.layout
-            and subject.requires_grad == self.requires_grad
-        )
+        return apart.makeup(subject) == self.known and bool(subject.requires_grad == self.requires_grad)
 
     def __repr__(self) -> str:
         return f"is a {self.known.kind.__qualname__} of context {self.known.context!r}"  # type: ignore[union-attr]
+
+
+class _LaidOut:
+    """Guard callable: a tensor whose sizes and strides are what they were, or those of its parts that vary."""
+
+    __slots__ = ("layout", "names")
+
+    def __init__(self, names: tuple[str, ...], layout: Any, inner: list[torch.Tensor], parts: list[Any]) -> None:
+        """layout: of the real tensor, which `inner` are the parts of; parts: what stands for them."""
+        self.names = names
+        self.layout = tuple(
+            tuple(_found(axis, value, len(of), reads, inner, parts) for axis, value in enumerate(of))
+            for of, reads in zip(layout, (torch.Tensor.size, torch.Tensor.stride))
+        )
+
+    def of(self, parts: list[Any]) -> tuple[tuple[Any, ...], ...]:
+        """The sizes and strides of a tensor with these parts."""
+        return tuple(
+            tuple(reads(parts[value[0]])[value[1]] if isinstance(value, tuple) else value for value in of)
+            for of, reads in zip(self.layout, (torch.Tensor.size, torch.Tensor.stride))
+        )
+
+    def __call__(self, subject: Any) -> bool:
+        size, stride = apart.layout_of(subject)
+        return (tuple(size), tuple(stride)) == self.of(apart.parts_of(subject, self.names))
+
+    def __repr__(self) -> str:
+        return f"has sizes and strides {self.layout}"
+
+
+def _found(axis: int, value: int, ndim: int, reads: Any, inner: list[torch.Tensor], parts: list[Any]) -> Any:
+    """(the part that varies and has this size or stride, its axis), or the number."""
+    for place, (real, inside) in enumerate(zip(inner, parts)):
+        if real.ndim == ndim and reads(real)[axis] == value and type(reads(inside)[axis]) is not int:
+            return place, axis
+    return value
 
 
 def _guard_attribute(world: World, value: Any, source: Source) -> None:
@@ -306,8 +357,10 @@ def check_unchanged(world: World) -> None:
     """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written to,
     or whose history was changed by a write in place."""
     for one in world.wrappers.loaded:
-        now = one.value.__dict__
-        if now.keys() != one.attributes.keys() or any(now[name] is not held for name, held in one.attributes.items()):
+        now, before = one.value.__dict__, one.attributes
+        if before is not None and (
+            now.keys() != before.keys() or any(now[name] is not held for name, held in before.items())
+        ):
             raise GraphBreak(CODE, f"an attribute of a {type(one.value).__qualname__} was written to")
         if one.value.grad_fn is not one.history:
             raise GraphBreak(CODE, f"a {type(one.value).__qualname__} with a history was written to in place")

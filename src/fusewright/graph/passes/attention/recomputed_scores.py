@@ -245,7 +245,7 @@ def _rewrite(graph: torch.fx.Graph, found: _Found) -> None:
         product = build.call(aten.mul.Tensor, wide(gradient), wide(found.product))
         mean = build.call(aten.sum.dim_IntList, product, [-1], True)
         mean = build.call(aten.view.default, mean, [*shape[:-1], 1])
-        slope = build.call(aten.sub.Tensor, wide(found.node.args[0]), mean)  # type: ignore[arg-type]
+        slope = build.call(aten.sub.Tensor, _in_float32(build, found), mean)
         slope = build.call(aten.mul.Tensor, power, slope)
         if kind.dtype is not torch.float32:
             slope = build.call(aten._to_copy.default, slope, dtype=kind.dtype)
@@ -253,6 +253,18 @@ def _rewrite(graph: torch.fx.Graph, found: _Found) -> None:
     graph.erase_node(found.node)
     for node in found.last:
         _narrowed(graph, node, found.half, _reads(node, slope))
+
+
+def _in_float32(build: Builder, found: _Found) -> Node:
+    """The gradient of the weights before it is rounded: along a row it is near its mean, which is taken from it."""
+    given = found.node.args[0]
+    assert isinstance(given, Node)
+    operands = [operand for operand in found.along.args if isinstance(operand, Node)]
+    if _kind(found.along).dtype is not torch.float32:
+        wide = [build.call(aten._to_copy.default, operand, dtype=torch.float32) for operand in operands]
+        return build.call(aten.view.default, build.call(aten.bmm.default, *wide), list(_kind(given).shape))
+    wider = _kind(given).dtype is not torch.float32
+    return build.call(aten._to_copy.default, given, dtype=torch.float32) if wider else given
 
 
 def _reads(product: Node, slope: Node) -> int:

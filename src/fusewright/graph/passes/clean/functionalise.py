@@ -28,6 +28,7 @@ from torch._ops import OpOverload
 from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.signals import memory_was_short
 from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
 from fusewright.graph.nodes import add_call, ancestors
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
@@ -92,7 +93,7 @@ def _is_functional(graph: torch.fx.Graph) -> bool:
 
 @cache
 def _is_plain(op: OpOverload) -> bool:
-    return not (facts(op).written or op in _HIDDEN_WRITES or op in PARTS or _is_recast(op))
+    return not (facts(op).written or op in _HIDDEN_WRITES or op in PARTS or facts(op).recasts)
 
 
 def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
@@ -256,6 +257,8 @@ class _Functionaliser:
         try:
             made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore
         except Exception as error:  # a meta kernel refuses the arguments: eager says why in its own words
+            if memory_was_short(error):
+                raise
             raise CannotFunctionalise(f"{form}: {error}") from error
         type_ = made.meta["type"]
         if known.random and not (
@@ -444,7 +447,7 @@ class _Functionaliser:
             if any(ref.storage is storage for storage in self.inputs) and _passes(ref, _is_lazy):
                 raise CannotFunctionalise("a result is a conjugate or negative view of an input")
             # gradients may share memory in eager; nobody relies on it
-            if returned[id(ref.storage)] > 1 and _passes(ref, _is_recast) and not _is_gradient(old):
+            if returned[id(ref.storage)] > 1 and _passes(ref, lambda op: facts(op).recasts) and not _is_gradient(old):
                 raise CannotFunctionalise(
                     "a result shares the memory of an input or of another result under another dtype"
                 )
@@ -504,11 +507,6 @@ def _passes(ref: _Ref, test: Callable[[OpOverload], bool]) -> bool:
 def _is_lazy(op: OpOverload) -> bool:
     """It computes, so that its result is no true view."""
     return not facts(op).is_view
-
-
-def _is_recast(op: OpOverload) -> bool:
-    """Its result has the same bytes under another dtype; loops compute it as a value of its own."""
-    return op in (aten.view_as_complex.default, aten.view_as_real.default, aten.view.dtype)
 
 
 def _argument(node: torch.fx.Node, op: OpOverload, index: int) -> object:

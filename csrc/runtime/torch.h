@@ -1,0 +1,108 @@
+// PyTorch's C interface, opened when a package first calls an operator of the library.
+// Takes names of functions, operators and their arguments; gives tensors by handle. Always holds: no PyTorch header is
+// needed and nothing is linked against it; what libtorch lacks, or refuses, is a Failure with the reason.
+#ifndef FUSEWRIGHT_RUNTIME_TORCH_H
+#define FUSEWRIGHT_RUNTIME_TORCH_H
+
+#include "../library_call.h"
+#include "file.h"
+
+namespace fw {
+
+// The functions, as torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h declare them.
+struct Torch {
+    int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device, int32_t index, Handle *);
+    int32_t (*from_blob)(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype, int32_t device,
+                         int32_t index, Handle *);
+    int32_t (*copy)(Handle self, Handle source, int32_t non_blocking);
+    int32_t (*clone)(Handle, Handle *);
+    int32_t (*new_handle)(Handle, Handle *);
+    int32_t (*delete_handle)(Handle);
+    int32_t (*data_ptr)(Handle, void **);
+    int32_t (*dim)(Handle, int64_t *);
+    int32_t (*sizes)(Handle, int64_t **);
+    int32_t (*strides)(Handle, int64_t **);
+    int32_t (*dtype)(Handle, int32_t *);
+    int32_t (*storage_offset)(Handle, int64_t *);
+    int32_t (*layout)(Handle, int32_t *);
+    bool (*grad_enabled)();
+    void (*set_grad_enabled)(bool);
+    uint64_t (*abi_version)();
+    // Optional: of PyTorch 2.10 and later.
+    int32_t (*call_dispatcher)(const char *name, const char *overload, uint64_t *stack, uint64_t version);
+    int32_t (*new_list)(size_t, void **);
+    int32_t (*push_back)(void *list, uint64_t);
+    int32_t (*new_string)(const char *, size_t, void **);
+    int32_t (*new_value)(uint64_t **);
+    const char *(*error_text)();
+
+    void *library = nullptr;
+    int32_t cpu = 0, strided = 0, dtypes[10] = {};  // codes; dtypes in the order of fw_dtype
+
+    void *function(const std::string &name) const;  // null where there is none
+    std::string error(const std::string &what) const;
+    void check(int32_t status, const std::string &what) const;
+    bool is_strided(Handle) const;  // false for a library's own layout
+    // A tensor of memory that it does not own.
+    Handle around(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype) const;
+};
+
+// Raises FW_MACHINE where there is no libtorch, or one that is too old.
+const Torch &torch();
+void use_torch(const std::string &path);  // of libtorch_cpu.so, or of its folder
+// Raises FW_MACHINE unless libtorch is of the version that the package was made with.
+void check_torch_version(const std::string &made_with);
+
+// An operator of the library, as the package's manifest describes it.
+struct Type {
+    enum Kind { Tensor, Int, Float, Bool, String, DType, Layout, MemoryFormat, Device, Optional, List, Other } kind = Other;
+    std::string text;
+    std::vector<Type> inner;
+};
+struct Operator {
+    std::string name, overload;
+    std::vector<std::string> names;
+    std::vector<Type> types;
+    std::vector<Value> defaults;  // Record where there is none
+    std::vector<Type> results;
+};
+using Operators = std::map<std::string, Operator>;  // by "namespace::name.overload"
+Operators read_operators(const Value &described);
+
+// An argument of a call: a constant, a tensor by slot, a number by value entry, or a list of such.
+struct Argument {
+    enum Kind { Constant, Slot, Entry, List, Private } kind = Constant;
+    Value constant;
+    size_t number = 0;
+    std::vector<Argument> items;
+};
+
+struct OperatorStep {
+    const Operator *target = nullptr;
+    std::vector<Argument> arguments;  // one of each of the operator's
+    std::vector<int64_t> results;     // slots; -1 for one that nobody reads
+};
+
+// The step that calls `target`; raises a Failure where PyTorch's C interface cannot pass such an argument.
+OperatorStep operator_step(const Operator &target, std::vector<Argument> given, const std::vector<std::string> &keywords,
+                           std::vector<int64_t> results);
+// Puts new handles at the results' slots.
+void call_operator(const OperatorStep &step, Handle *handles, const int64_t *values);
+
+// While alive, operators run without gradients on this thread.
+class WithoutGradients {
+  public:
+    explicit WithoutGradients(bool active) : active_(active && torch().grad_enabled()) {
+        if (active_) torch().set_grad_enabled(false);
+    }
+    ~WithoutGradients() {
+        if (active_) torch().set_grad_enabled(true);
+    }
+    WithoutGradients(const WithoutGradients &) = delete;
+
+  private:
+    bool active_;
+};
+
+}  // namespace fw
+#endif

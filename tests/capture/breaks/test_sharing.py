@@ -1,0 +1,126 @@
+"""What versions, calls and closures share: a resume function is compiled once, and a function that is made afresh for each call is known by its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+from fusewright.base.events import STREAM, Captured, Event
+
+
+def compiles(f: Callable[..., Any], calls: list[tuple[Any, ...]], backend: str = "native") -> list[int]:
+    """The captures that each call takes; every call gives what eager gives."""
+    compiled, counts = fusewright.compile(f, backend=backend), []
+    for args in calls:
+        expected = f(*args)
+        heard: list[Event] = []
+        with STREAM.listening(heard.append):
+            got = compiled(*args)
+        torch.testing.assert_close(got, expected)
+        counts.append(sum(isinstance(event, Captured) for event in heard))
+    return counts
+
+
+def test_a_closure_that_breaks_is_compiled_once() -> None:
+    def f(x: torch.Tensor, n: float) -> torch.Tensor:
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            y = y + n
+            if y.sum() > 1e6:
+                y = y - 1
+            return y * n
+
+        if x.sum() > 1e6:
+            return x
+        return inner(x)
+
+    x = torch.randn(4)
+    counts = compiles(f, [(x, 2.0), (x, 2.0), (x, 2.0)])
+    assert counts[1:] == [0, 0]
+
+
+def test_versions_share_their_resume_functions() -> None:
+    def f(x: torch.Tensor, mode: str) -> torch.Tensor:
+        y = x * len(mode)
+        if y.sum() > 1e6:
+            y = y - 1
+        return y.sin() + 1
+
+    x = torch.randn(4)
+    first, *others = compiles(f, [(x, mode) for mode in ("a", "ab", "abc", "abcd")])
+    assert first == 2
+    assert others == [1, 1, 1]
+
+
+class Solver:
+    def __init__(self, n: int, k: int) -> None:
+        self.make = lambda x, factor=k: x * n + factor
+
+
+def uses_fresh_function(x: torch.Tensor, n: int, k: int = 1) -> torch.Tensor:
+    solver = Solver(n, k)
+    y = x + 1
+    torch._dynamo.graph_break()
+    return solver.make(y) + 1
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_function_that_each_call_makes_is_known_by_its_code(backend: str) -> None:
+    x = torch.randn(4)
+    counts = compiles(uses_fresh_function, [(x, 3)] * 5, backend)
+    assert counts[2:] == [0, 0, 0]
+    # what it has in its cells and defaults still counts
+    compiles(uses_fresh_function, [(x, 3), (x, 3), (x, 4), (x, 3, 7), (x, 4, 7), (x, 3)], backend)
+
+
+def test_another_number_of_defaults_is_another_function() -> None:
+    def made(*defaults: int) -> Any:
+        def g(x: torch.Tensor, a: int = 0, b: int = 0, *, c: int = 1) -> torch.Tensor:
+            return x + a + 10 * b + c
+
+        g.__defaults__ = defaults
+        return g
+
+    def f(g: Any, x: torch.Tensor) -> torch.Tensor:
+        return g(x) * 2
+
+    x = torch.randn(4)
+    compiles(f, [(made(1, 2), x), (made(1, 2), x), (made(3, 4), x), (made(0, 3, 4), x), (made(3, 4), x)])
+    compiled = fusewright.compile(f)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(made(1, 2), x), f(made(1, 2), x))
+    with pytest.raises(TypeError, match="missing 2 required"):
+        g = made(1, 2)
+        g.__defaults__ = None
+        compiled(g, x)
+
+
+def test_the_identity_of_a_fresh_function_still_counts() -> None:
+    def made(n: int) -> Any:
+        return lambda x: x * n
+
+    kept = made(2)
+
+    def f(g: Any, x: torch.Tensor) -> torch.Tensor:
+        return g(x) + (1 if g is kept else 2)
+
+    x = torch.randn(4)
+    compiles(f, [(made(2), x), (made(2), x), (kept, x), (made(2), x), (kept, x)])
+
+
+def test_a_mark_on_a_fresh_function_counts() -> None:
+    def made(marked: bool) -> Any:
+        def g(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        return torch.compiler.disable(g) if marked else g
+
+    def f(g: Any, x: torch.Tensor) -> torch.Tensor:
+        return g(x) + getattr(g, "extra", 0)
+
+    x, extra = torch.randn(4), made(False)
+    extra.extra = 5
+    compiles(f, [(made(False), x), (made(False), x), (extra, x), (made(True), x), (made(False), x)])
