@@ -68,7 +68,7 @@ _OTHERS = frozenset(
     for name in (loss, f"{loss}_backward")
 ) | {
     getattr(torch.ops.aten, name).default
-    for name in """complex cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
+    for name in """cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
         upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
         upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d hardswish hardswish_
         hardswish_backward hardsigmoid_backward hardtanh_backward hardshrink_backward softshrink_backward

@@ -279,3 +279,35 @@ def test_views_of_a_dict_leave_the_frame(kind: Any) -> None:
     assert list(map(type, views)) == [type(made.keys()), type(made.values()), type(made.items())]
     made["c"] = 3
     assert [len(view) for view in views] == [3, 3, 3]
+
+
+OVER_CHANGED = [
+    lambda held: reversed(held["list"]), lambda held: iter(held["list"]), lambda held: iter(held["dict"]),
+    lambda held: iter(held["dict"].items()), lambda held: iter(held["dict"].values()), lambda held: reversed(held["dict"]),
+    lambda held: enumerate(held["dict"]), lambda held: zip(held["list"], held["dict"].items()), lambda held: map(str, held["dict"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(OVER_CHANGED)))
+def test_iterators_over_what_the_call_has_changed(number: int) -> None:
+    def program(held: dict[str, Any]) -> Any:
+        held["list"].append(2)
+        held["dict"]["b"] = held["dict"].pop("c", 2)
+        return OVER_CHANGED[number](held)
+
+    compiled = fusewright.compile(program)
+    for extra in ({}, {}, {"c": 3}):
+        results = []
+        for function in (program, compiled):
+            held = {"list": [1], "dict": {"a": 1, **extra}}
+            results.append(list(function(held)))
+        assert results[0] == results[1]
+
+
+def test_the_text_of_a_generator() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+        made = (i for i in range(2))
+        return x + 1, [repr(made), str([made]), f"{ {'a': made} }"]
+
+    for text in fusewright.compile(program)(torch.ones(2))[1]:
+        assert "<generator object test_the_text_of_a_generator.<locals>.program.<locals>.<genexpr> at" in text

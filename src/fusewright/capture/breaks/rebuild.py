@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
-from fusewright.capture.border.effects import registration
+from fusewright.capture.border.effects import changed, registration
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
 from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
@@ -202,6 +202,7 @@ def _build_hashed_iterator(code: Code, value: Any) -> str:
         code.lines.append(f"next({name}, None)")
         return name
     held, given = found
+    _must_be_unchanged(code, held)
     try:
         value.__reduce__()
     except RuntimeError:
@@ -213,9 +214,17 @@ def _build_hashed_iterator(code: Code, value: Any) -> str:
     return name
 
 
+def _must_be_unchanged(code: Code, held: Any) -> None:
+    """Iterators are made before the effects are replayed, and look at what they iterate over when they are made."""
+    if any(shadow.value is held and changed(shadow) for shadow in code.world.effects.shadows):
+        raise GraphBreak("cannot-rebuild", "an iterator over what the call has changed")
+
+
 def _build_iterator(code: Code, value: Any) -> str:
     reduced = value.__reduce__()
     maker, args, *state = reduced
+    for argument in args:
+        _must_be_unchanged(code, argument)
     arguments = ", ".join(code.expression(argument) for argument in args)
     text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({arguments})"
     if state and state[0] is not None:

@@ -8,9 +8,9 @@ as the plain exception (native code expects StopIteration and friends); a captur
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import Any, NoReturn
 
-from fusewright.base.signals import Signal, UserException
+from fusewright.base.signals import GraphBreak, Signal, UserException
 
 
 class InterpretedGenerator:
@@ -30,6 +30,9 @@ class InterpretedGenerator:
     def __class__(self) -> type:
         """For `isinstance(generator, types.GeneratorType)`."""
         return types.GeneratorType
+
+    def __repr__(self) -> NoReturn:
+        raise GraphBreak("cannot-rebuild", "the text of a generator, which says where it lies in memory")
 
     def __iter__(self) -> InterpretedGenerator:
         return self

@@ -217,7 +217,10 @@ def elu_backward(
         else:
             grown = ex.exp(ex.mul(x, float(input_scale)))
             negative = ex.mul(ex.mul(g, float(input_scale) * float(alpha) * float(scale)), grown)
-        return ex.where(ex.le(x, 0), negative, ex.mul(g, float(scale)))
+        positive = ex.mul(g, float(scale))
+        if _has_vectors(call):
+            return ex.where(ex.gt(x, 0), positive, negative)
+        return ex.where(ex.le(x, 0), negative, positive)
 
     return elementwise(call, compute, (grad_output, self_or_result))
 
@@ -233,16 +236,16 @@ def leaky_relu_backward(
 
 @lowers("hardtanh_backward")
 def hardtanh_backward(call: Call, grad_output: Value, self: Value, min_val: float, max_val: float) -> Value:
-    if _stops_at_nan(call):
+    if _has_vectors(call):
         inside = lambda x: ex.both(ex.gt(x, min_val), ex.lt(x, max_val))  # noqa: E731
         return elementwise(call, lambda g, x: ex.where(inside(x), g, 0), (grad_output, self))
     outside = lambda x: ex.either(ex.le(x, min_val), ex.ge(x, max_val))  # noqa: E731
     return elementwise(call, lambda g, x: ex.where(outside(x), 0, g), (grad_output, self))
 
 
-def _stops_at_nan(call: Call) -> bool:
-    """Whether a NaN gets no gradient: so the CPU's vectorised kernels decide (all but the last few elements); a GPU's
-    let it pass."""
+def _has_vectors(call: Call) -> bool:
+    """Whether eager's kernel is a vectorised one, which decides by other comparisons what the gradient at a NaN is than
+    a GPU's (and than the CPU's own of the last few elements)."""
     return call.type.device.type == "cpu"
 
 
@@ -256,7 +259,8 @@ def hardsigmoid_backward(call: Call, grad_output: Value, self: Value) -> Value:
 def hardswish_backward(call: Call, grad_output: Value, self: Value) -> Value:
     def compute(g: Expression, x: Expression) -> Expression:
         middle = ex.mul(g, ex.add(ex.div(x, 3), 0.5))
-        return ex.where(ex.le(x, -3), 0, ex.where(ex.lt(x, 3), middle, g))
+        upper = ex.where(ex.ge(x, 3), g, middle) if _has_vectors(call) else ex.where(ex.lt(x, 3), middle, g)
+        return ex.where(ex.le(x, -3), 0, upper)
 
     return elementwise(call, compute, (grad_output, self))
 
@@ -287,7 +291,7 @@ def log_sigmoid_backward(call: Call, grad_output: Value, self: Value, buffer: Va
 
 @lowers("hardshrink_backward", "softshrink_backward")
 def shrink_backward(call: Call, grad_output: Value, self: Value, lambd: float) -> Value:
-    if _stops_at_nan(call):
+    if _has_vectors(call):
         outside = lambda x: ex.either(ex.lt(x, -lambd), ex.gt(x, lambd))  # noqa: E731
         return elementwise(call, lambda g, x: ex.where(outside(x), g, 0), (grad_output, self))
     inside = lambda x: ex.both(ex.ge(x, -lambd), ex.le(x, lambd))  # noqa: E731
