@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusewright.base.signals import memory_was_short
+from fusewright.base.signals import memory_was_short, raised_by_handler
 from fusewright.operators.schema import functional_form
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType
@@ -67,8 +67,9 @@ _OTHERS = frozenset(
     for name in (loss, f"{loss}_backward")
 ) | {
     getattr(torch.ops.aten, name).default
-    for name in """complex cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
-        upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    for name in """complex cumsum cumprod cummax cummin logcumsumexp sort median nanmedian
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d
+        _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
         upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d""".split()
 }
 
@@ -96,6 +97,8 @@ def _answer(
         except RecursionError:  # of this moment, not of the question
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             if memory_was_short(error):
                 raise MemoryError(str(error)) from error
             return f"{type(error).__name__}: {error}"
