@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
+import itertools
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +24,14 @@ import torch
 import fusewright
 from fusewright.background import WORKER
 from fusewright.base import signals
-from fusewright.base.errors import CannotFunctionalise, FusewrightError, InternalErrorWarning, RuntimeFallback
-from fusewright.base.events import STREAM, Captured, Event, InternalError
+from fusewright.base.errors import (
+    CacheWarning,
+    CannotFunctionalise,
+    FusewrightError,
+    InternalErrorWarning,
+    RuntimeFallback,
+)
+from fusewright.base.events import STREAM, Captured, Event, InternalError, Skipped
 from fusewright.tools import debug_folder
 
 FAILURES: tuple[Callable[[], BaseException], ...] = (
@@ -255,3 +268,96 @@ def test_memory_of_pythons_own_that_is_short(calls: int) -> None:
             finally:
                 testcapi.remove_mem_hooks()
         torch.testing.assert_close((found, compiled(x)), (function(x), function(x)), msg=f"request {number}")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no children here")
+def test_signals_that_only_arrive() -> None:
+    """Children that end, and a descriptor that is woken, in the middle of a compile: no part of the program."""
+    ended: list[int] = []
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    before = signal.signal(signal.SIGCHLD, lambda number, frame: ended.append(number))
+    waking = signal.set_wakeup_fd(writer)
+    try:
+        for _ in range(5):
+            fusewright.reset()
+            child = subprocess.Popen(["sleep", "0.02"])
+            with STREAM.listening(lambda event: pytest.fail(str(event)) if isinstance(event, InternalError) else None):
+                torch.testing.assert_close(observe(fusewright.compile(program)), observe(program))
+            child.wait()
+        assert ended and os.read(reader, 100)
+    finally:
+        signal.set_wakeup_fd(waking)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(reader)
+        os.close(writer)
+
+
+def vanish(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_only(folder: Path) -> None:
+    raise PermissionError(errno.EROFS, "Read-only file system")
+
+
+def full(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("fault", [vanish, read_only, full])
+@pytest.mark.parametrize("first", range(6))
+def test_a_cache_folder_that_fails_midway(
+    first: int, fault: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the `first` file on that a compile touches or writes in it: the right result, and at most one warning."""
+    folder, asked, opening = tmp_path / "cache", [0], os.open
+    active: list[int] = []  # what the fault itself opens does not count
+
+    def failing(function: Any) -> Any:
+        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+            reads = function is opening and not args[0] & (os.O_WRONLY | os.O_RDWR)
+            if str(path).startswith(str(folder)) and not active and (fault is vanish or not reads):
+                asked[0] += 1
+                if asked[0] > first:
+                    active.append(1)
+                    try:
+                        fault(folder)
+                    finally:
+                        active.clear()
+            return function(path, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", "1")
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(folder))
+    expected = observe(program)
+    with warnings.catch_warnings(record=True) as told, monkeypatch.context() as patch:
+        warnings.simplefilter("always")
+        for name in ("open", "replace", "utime", "mkdir"):
+            patch.setattr(os, name, failing(getattr(os, name)))
+        for _ in range(2):
+            fusewright.reset()
+            torch.testing.assert_close(observe(fusewright.compile(program)), expected)
+    assert asked[0] > first and {one.category for one in told} <= {CacheWarning} and len(told) <= 1, [str(one.message) for one in told]
+    fusewright.reset()
+    torch.testing.assert_close(observe(fusewright.compile(program)), expected)
+
+
+def test_clocks_that_jump(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The time of day back and forth by years, and a time limit that a suspended machine runs over."""
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", "1")
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    expected, real = observe(program), time.time
+    jumps = itertools.cycle((0.0, -3e8, 3e8, -1.0, 1e9))
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    for _ in range(3):
+        fusewright.reset()
+        torch.testing.assert_close(observe(fusewright.compile(program)), expected)
+    steady, ahead = time.perf_counter, itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: steady() + 3600 * next(ahead))
+    with heard() as events:
+        compiled = fusewright.compile(program, options={"compile_seconds": 60})
+        torch.testing.assert_close(observe(compiled), expected)
+    assert any(isinstance(event, Skipped) and event.report.code == "compile-time" for event in events)
+    monkeypatch.undo()
+    torch.testing.assert_close(observe(compiled), expected)

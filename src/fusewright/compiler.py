@@ -64,7 +64,7 @@ from fusewright.base.location import callers_line, looping
 from fusewright.base.options import Settings
 from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
-from fusewright.base.signals import Deadline, GraphBreak, Signal, SkipFrame, memory_was_short
+from fusewright.base.signals import Deadline, GraphBreak, Signal, SkipFrame, memory_was_short, raised_by_handler
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.bytecode.resume import in_loop
 from fusewright.capture.conversions import converting, plain_sources, under_inference_mode
@@ -370,7 +370,7 @@ class Compiler:
     def _failed(self, compiled: Any, function: types.FunctionType, error: BaseException) -> None:
         """A compile has ended with `error`, which is being handled: raises on what users are told; anything else is a
         defect of ours. Under fullgraph the user asked to know of it, otherwise the function runs eagerly."""
-        if isinstance(error, _TOLD) and not isinstance(error, _NOT_TOLD):
+        if (isinstance(error, _TOLD) and not isinstance(error, _NOT_TOLD)) or raised_by_handler(error):
             raise error
         state, name = PROCESS.states.setdefault(compiled, FunctionState()), self._name(function)
         what = f"internal error in its {state.stage}: {type(error).__name__}: {error}"

@@ -7,7 +7,10 @@ the user's exception tables (not even through a bare `except:` or `finally:`).
 from __future__ import annotations
 
 import math
+import signal
 import time
+import traceback
+from typing import NoReturn
 
 import torch
 
@@ -20,6 +23,14 @@ def memory_was_short(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Whether `error` comes out of a handler of the operating system's signals, which may run at any moment: it is the
+    program's, wherever it was met."""
+    handlers = filter(callable, map(signal.getsignal, signal.valid_signals()))
+    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class Signal(BaseException):
@@ -42,11 +53,13 @@ class GraphBreak(Signal):
         self.operators = 0
 
 
-def untraced(what: object, error: Exception) -> BaseException:
-    """What to raise when an operator could not be traced because of `error`."""
+def untraced(what: object, error: Exception) -> NoReturn:
+    """Ends the tracing of an operator that raised `error`."""
+    if raised_by_handler(error):
+        raise error
     if memory_was_short(error):
-        return MemoryError(str(error))
-    return GraphBreak("operator-failed", f"{what}: {type(error).__name__}: {error}")
+        raise MemoryError(str(error)) from error
+    raise GraphBreak("operator-failed", f"{what}: {type(error).__name__}: {error}") from error
 
 
 class SkipFrame(Signal):

@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusewright.base.signals import memory_was_short
+from fusewright.base.signals import memory_was_short, raised_by_handler
 from fusewright.operators.schema import functional_form
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType
@@ -102,6 +102,8 @@ def _answer(
         except RecursionError:  # of this moment, not of the question
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             if memory_was_short(error):
                 raise MemoryError(str(error)) from error
             return f"{type(error).__name__}: {error}"

@@ -314,7 +314,7 @@ class Recorder:
         except Signal:
             raise
         except Exception as error:
-            raise untraced(_name(fn), error) from error
+            untraced(_name(fn), error)
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
@@ -542,7 +542,7 @@ class Recorder:
         except (Signal, MetadataChanged):
             raise
         except Exception as error:
-            raise untraced(func, error) from error
+            untraced(func, error)
         disagreement = eager_dtypes.disagreement(func, args, kwargs, found)
         if disagreement:
             raise GraphBreak("operator-failed", f"{func}: {disagreement}")

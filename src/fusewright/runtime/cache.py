@@ -202,7 +202,7 @@ class DiskCache:
                 self._remove(temporary)
                 raise
         except OSError as error:
-            self._warn_once(f"an entry could not be written to {self.folder} ({error})")
+            self._warn_once(f"an entry could not be written to {self.folder} ({error.strerror or error})")
             return False
         if self._writes % SCAN_EVERY == 0:
             self.evict()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fusewright import _native
-from fusewright.base.signals import GraphBreak, Signal, SkipFrame, UserException, memory_was_short
+from fusewright.base.signals import GraphBreak, Signal, SkipFrame, UserException, memory_was_short, raised_by_handler
 from fusewright.capture.border.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     except (Signal, KeyboardInterrupt):  # the latter is most likely the user's, at the keyboard
         raise
     except BaseException as exception:
-        _refuse_if_short(exception)
+        _refuse_what_passes(exception)
         if isinstance(exception, TypeError):
             refuse_if_shown((*args, *kwargs.values()))
         if isinstance(exception, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
@@ -75,12 +75,14 @@ def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any
     try:
         return fn(*args, **kwargs)
     except Exception as exception:
-        _refuse_if_short(exception)
+        _refuse_what_passes(exception)
         raise UserException(exception) from None
 
 
-def _refuse_if_short(exception: BaseException) -> None:
-    """Memory that is short now may not be short in the calls that a compile is for: the program runs eagerly."""
+def _refuse_what_passes(exception: BaseException) -> None:
+    """Ends the capture where the exception says nothing of the calls that a compile is for."""
+    if raised_by_handler(exception):
+        raise exception
     if memory_was_short(exception):
         raise MemoryError(str(exception)) from exception
 

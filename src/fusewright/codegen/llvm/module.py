@@ -196,9 +196,11 @@ def _comments(kernel: Kernel) -> list[str]:
 
 def _compile(machine: _Machine, ir: str) -> bytes:
     llvm = machine.binding
-    module = llvm.parse_assembly(ir, llvm.create_context())
-    machine.passes.run(module, machine.pass_builder)
-    data: bytes = machine.target_machine.emit_object(module)
+    # Closed in this order. The collector, which an interrupted compile may leave both to, would choose its own, and a
+    # module whose context is gone cannot be freed.
+    with llvm.create_context() as context, llvm.parse_assembly(ir, context) as module:
+        machine.passes.run(module, machine.pass_builder)
+        data: bytes = machine.target_machine.emit_object(module)
     return data
 
 

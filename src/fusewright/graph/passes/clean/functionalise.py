@@ -28,7 +28,7 @@ from torch._ops import OpOverload
 from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field, replace
-from fusewright.base.signals import memory_was_short
+from fusewright.base.signals import memory_was_short, raised_by_handler
 from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
 from fusewright.graph.nodes import add_call, ancestors
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
@@ -257,7 +257,7 @@ class _Functionaliser:
         try:
             made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore
         except Exception as error:  # a meta kernel refuses the arguments: eager says why in its own words
-            if memory_was_short(error):
+            if memory_was_short(error) or raised_by_handler(error):
                 raise
             raise CannotFunctionalise(f"{form}: {error}") from error
         type_ = made.meta["type"]
