@@ -59,11 +59,11 @@ def _of_extension(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], k
     env = recorder.env
     if env is None:
         return NotImplemented
-    kinds = recorder.convert(list(args))[1]
-    named = {name: recorder.convert(value)[1] for name, value in kwargs.items()}
+    kinds: Any = recorder.convert(list(args))[1]  # type: ignore[attr-defined]
+    named = {name: recorder.convert(value)[1] for name, value in kwargs.items()}  # type: ignore[attr-defined]
     before, env.may_give = len(env.unbacked), True
     try:
-        types: Any = infer(func, tuple(kinds), named, result_device(args, kwargs), env)  # type: ignore[arg-type]
+        types: Any = infer(func, tuple(kinds), named, result_device(args, kwargs), env)
     finally:
         env.may_give = False
     new = env.unbacked[before:]

@@ -184,10 +184,8 @@ def _known(value: Any) -> bool:
 
 def _is_harmless(kind: type) -> bool:
     """Iterators, views and the like that were made inside: their methods touch nothing else."""
-    return (
-        kind.__module__ in ("builtins", "itertools", "collections", "types", "functools", "operator", "re", "_struct")
-        or kind in FROZEN_TYPES
-    )
+    modules = ("builtins", "itertools", "collections", "types", "functools", "operator", "re", "_struct")
+    return kind.__module__ in modules or kind in FROZEN_TYPES
 
 
 def _receiver_and_rest(fn: Any, owner: Any, args: Args) -> Args:
@@ -210,11 +208,7 @@ def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwar
     )
 
 
-_OF_MEMORY: dict[str, Callable[..., Any]] = {
-    "numpy": arrays.of_tensor,
-    "data_ptr": Address,
-    "untyped_storage": Storage,
-}
+_OF_MEMORY: dict[str, Any] = {"numpy": arrays.of_tensor, "data_ptr": Address, "untyped_storage": Storage}
 _TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
     "__getattribute__": tensors.getattr_tensor,
     "__delattr__": tensors.delattr_tensor,
@@ -257,9 +251,8 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
                 return _listed(tracer, owner)
             if owner.numel() == 1 and name != "tolist" and owner.dtype in _NUMBERS_OF[name]:
                 return _number(tracer, owner)
-    stands = _OF_MEMORY.get(name)
-    if stands is not None and not args and not kwargs and tracer.world.recorder_owns(owner):
-        return stands(tracer.world, owner)
+    if name in _OF_MEMORY and not args and not kwargs and tracer.world.recorder_owns(owner):
+        return _OF_MEMORY[name](tracer.world, owner)
     tensors.refuse_method(name)
     protocol = _TENSOR_PROTOCOL.get(name)
     if protocol is not None:

@@ -104,7 +104,7 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     known = None if isinstance(real, torch.nn.Parameter) else apart.kept(own)
     world.guard("TYPE", source, type(real))
     world.guard("CALL", source, _IsStill(real) if known is None else _IsAlike(real, known))
-    layout = apart.layout_of(real)
+    layout: Any = apart.layout_of(real)
     if apart.is_distributed(type(real)):
         _note_distributed(world, real)
     attributes = object.__getattribute__(real, "__dict__")
@@ -155,7 +155,7 @@ def _carrier(world: World, real: torch.Tensor, source: Source, form: Form, size:
     """The input that a gradient without parts is the gradient of."""
     world.repeats.enabled = False
     world.recorder.wrapped = True
-    symbolic = {axis: dim_of(one) for axis, one in enumerate(size) if type(one) is not int}
+    symbolic: Any = {axis: dim_of(one) for axis, one in enumerate(size) if type(one) is not int}
     traced = world.recorder.input(apart.carrier(real), "carrier", symbolic, requires_grad=True)
     world.input_sources.append(WrappedPart(source, form, 0))
     return traced  # type: ignore[no-any-return]
