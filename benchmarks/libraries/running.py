@@ -17,6 +17,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import statistics
 import time
 import warnings
@@ -219,8 +220,14 @@ def row(name: str, seconds: int, peers: list[str]) -> dict[str, Any]:
         "equal": "error" not in ours and ours["difference"] <= TOLERANCES[ours["dtype"]],
         "dtype": ours.get("dtype"),
         "speed": ours.get("speed"),
-        "causes": [cause for cause in dict.fromkeys(ours.get("breaks", ())) if CONSEQUENCE not in cause],
+        "causes": [told(cause) for cause in dict.fromkeys(ours.get("breaks", ())) if CONSEQUENCE not in cause],
     }
+
+
+def told(cause: str) -> str:
+    """A cause without the folders of this machine, and at most so long: its end has the code and the line."""
+    short = re.sub(r"(?<![\w.])/[^\s:'\"]*/", "", " ".join(cause.split()))
+    return short if len(short) <= 240 else f"{short[:150]}… {short[-80:]}"
 
 
 def no_more(record: dict[str, Any]) -> bool:

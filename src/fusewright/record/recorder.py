@@ -313,7 +313,7 @@ class Recorder:
         except Signal:
             raise
         except Exception as error:
-            raise GraphBreak("operator-failed", f"{_name(fn)}: {type(error).__name__}: {error}") from error
+            raise refusals.failure(_name(fn), error) from error
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
@@ -542,7 +542,7 @@ class Recorder:
         except (Signal, MetadataChanged):
             raise
         except Exception as error:
-            raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
+            raise refusals.failure(str(func), error) from error
         disagreement = eager_dtypes.disagreement(func, args, kwargs, found)
         if disagreement:
             raise GraphBreak("operator-failed", f"{func}: {disagreement}")

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+def failure(name: str, error: Exception) -> GraphBreak:
+    """The break at an operator that raised `error` where it is traced. A fake kernel of the program's (or of a
+    library's) that asks for a size that depends on data has no context here, and says so."""
+    if isinstance(error, RuntimeError) and "data-dependent shape" in str(error):
+        return GraphBreak("data-dependent-shape", f"{name} gives a shape that depends on data")
+    return GraphBreak("operator-failed", f"{name}: {type(error).__name__}: {error}")
+
+
 # Operators whose result would need the data. The rest of them carry a tag (data_dependent_output,
 # dynamic_output_shape).
 BREAKS: dict[OpOverload, tuple[str, str]] = {

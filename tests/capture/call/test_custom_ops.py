@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.base.events import STREAM, Broken
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
 
@@ -188,3 +189,24 @@ def test_super_on_a_class_finds_the_next_one() -> None:
 
     assert torch.equal(fusewright.compile(f)(torch.ones(1)), torch.full((1,), 2.0))
     assert made == ["Derived"]
+
+
+@torch.library.custom_op("fusewright_tests::places", mutates_args=())
+def places(x: torch.Tensor) -> torch.Tensor:
+    return x.nonzero()
+
+
+@places.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), x.dim(), dtype=torch.long)
+
+
+def test_a_size_that_depends_on_data_is_what_breaks() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.fusewright_tests.places(x * 2) + 1
+
+    x = torch.tensor([1.0, 0.0, 2.0])
+    heard: list[Any] = []
+    with STREAM.listening(heard.append):
+        assert torch.equal(fusewright.compile(f)(x), f(x))
+    assert [event.report.code for event in heard if isinstance(event, Broken)] == ["data-dependent-shape"]
