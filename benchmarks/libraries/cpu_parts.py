@@ -13,6 +13,7 @@ import torch
 _library: torch.library.Library | None = None
 
 
+@torch.compiler.disable  # as little a part of the program as torchvision's C++
 def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """The indices of the boxes (N, 4) that no kept box of a higher score (N,) overlaps by more than the threshold, best first."""
     order = scores.argsort(descending=True, stable=True)

@@ -13,9 +13,11 @@ of them, so that a table may be made in parts. The libraries are no part of our 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import multiprocessing
 import os
+import re
 import statistics
 import time
 import warnings
@@ -37,6 +39,8 @@ CALLS = 3
 CONSEQUENCE = "[loop-goes-on]"
 """The code of a cut that is no break of its own: between the turns of a loop that broke. (torch.compile leaves such a function to eager.)"""
 TOLERANCES = {"float32": 1e-4, "float64": 1e-6}
+AS_QUICK = 0.95
+"""The ratio to eager's speed from which on a program counts as no slower: two runs of one function differ as much."""
 SECONDS_OF_TIMING = 1.0
 PROCESSES = multiprocessing.get_context("forkserver")
 PRELOADED = ["benchmarks.libraries.running", "transformers", "fusewright.compiler", "fusewright.backends.native"]
@@ -216,8 +220,14 @@ def row(name: str, seconds: int, peers: list[str]) -> dict[str, Any]:
         "equal": "error" not in ours and ours["difference"] <= TOLERANCES[ours["dtype"]],
         "dtype": ours.get("dtype"),
         "speed": ours.get("speed"),
-        "causes": [cause for cause in dict.fromkeys(ours.get("breaks", ())) if CONSEQUENCE not in cause],
+        "causes": [told(cause) for cause in dict.fromkeys(ours.get("breaks", ())) if CONSEQUENCE not in cause],
     }
+
+
+def told(cause: str) -> str:
+    """A cause without the folders of this machine, and at most so long: its end has the code and the line."""
+    short = re.sub(r"(?<![\w.])/[^\s:'\"]*/", "", " ".join(cause.split()))
+    return short if len(short) <= 240 else f"{short[:150]}… {short[-80:]}"
 
 
 def no_more(record: dict[str, Any]) -> bool:
@@ -225,26 +235,28 @@ def no_more(record: dict[str, Any]) -> bool:
     return not record["error"] and (record["theirs"] is None or record["breaks"] <= record["theirs"])
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """docs/libraries.md."""
+def page(records: list[dict[str, Any]], head: dict[str, str]) -> str:
+    """docs/libraries.md; head: where the rows come from."""
     ran = [record for record in records if "unmade" not in record]
     count = max(1, len(ran))
     shares = [
         (sum(not record["breaks"] and not record["error"] for record in ran), "have no graph break"),
         (sum(map(no_more, ran)), "have no more graph breaks than under torch.compile"),
         (sum(record["equal"] for record in ran), "equal eager"),
+        (sum((record["speed"] or 0) >= AS_QUICK for record in ran), f"run at {AS_QUICK:g} of eager's speed or more"),
     ]
     said = [
         "# Libraries",
         "",
         "Typical programs of other people's libraries, with random weights, written by `benchmarks/libraries`.",
-        origin(provenance()),
+        origin(head),
         "",
         *(f"- {good} of {len(ran)} programs ({100 * good / count:.1f}%) {what}." for good, what in shares),
         "",
         '*Breaks*: functions that break or are left to eager, once for each version, in three calls; ours, and those that',
         '`torch.compile(backend="eager")` logs; *failed* where it raised an error or took too long. A loop that breaks is cut between its turns too,',
-        "where torch.compile leaves its function to eager; that is not counted. torch.compile is asked where ours breaks. *Difference*: the largest ||compiled - eager|| / ||eager|| over results, and gradients in training; equal up to",
+        "where torch.compile leaves its function to eager; that is not counted. torch.compile is asked where ours breaks.",
+        "*Difference*: the largest ||compiled - eager|| / ||eager|| over results, and gradients in training; equal up to",
         " or ".join(f"{most:g} in {dtype}" for dtype, most in TOLERANCES.items()) + ". Training is in float64 where the library can.",
         "*Speed*: eager's time over ours, medians of calls in turn, one thread; small programs, so mostly what a call costs.",
         "",
@@ -295,4 +307,6 @@ def main() -> None:
         if arguments.json:
             save_rows(arguments.json, [records[one] for one in PROGRAMS if one in records])
     if arguments.write:
-        arguments.write.write_text(page([records[one] for one in PROGRAMS if one in records]))
+        # Without a program to run, the page of the rows that there are.
+        head = json.loads(arguments.json.read_text()) if arguments.json and not names else provenance()
+        arguments.write.write_text(page([records[one] for one in PROGRAMS if one in records], head))

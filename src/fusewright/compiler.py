@@ -219,6 +219,9 @@ class Compiler:
         if not entries and now in ("eager_then_compile", "aot_eager_then_compile") and not state.called:
             state.called = True
             return None
+        full = len(entries) + len(state.pending) >= self.settings.recompile_limit
+        if full and state.warned and now != "fail_on_recompile":
+            return None  # each call comes here from now on: why it does has been said
         blame = [entry.program.failure(values, function) for entry in entries]
         failures = tuple(text for _, text in blame)
         if entries and now == "fail_on_recompile":
@@ -234,7 +237,7 @@ class Compiler:
                 )
             )
             return None
-        if len(entries) + len(state.pending) >= self.settings.recompile_limit:
+        if full:
             self._limit_reached(state, name, blame, quiet=in_loop(function.__code__))
             return None
         if entries:

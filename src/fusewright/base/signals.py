@@ -59,6 +59,9 @@ def untraced(what: object, error: Exception) -> NoReturn:
         raise error
     if memory_was_short(error):
         raise MemoryError(str(error)) from error
+    if isinstance(error, RuntimeError) and "data-dependent shape" in str(error):
+        # A fake kernel of the program's, or of a library's, has asked for a size where there is none to be had.
+        raise GraphBreak("data-dependent-shape", f"{what} gives a shape that depends on data") from error
     raise GraphBreak("operator-failed", f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.base.events import STREAM, Broken
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
 
@@ -225,3 +226,24 @@ def test_where_such_sizes_are_not_captured_the_option_is_named() -> None:
         fusewright.compile(suppressed, fullgraph=True)(torch.ones(3))
     assert caught.value.code == "data-dependent-shape"
     torch.testing.assert_close(fusewright.compile(suppressed)(torch.ones(3)), suppressed(torch.ones(3)))
+
+
+@torch.library.custom_op("fusewright_tests::places", mutates_args=())
+def places(x: torch.Tensor) -> torch.Tensor:
+    return x.nonzero()
+
+
+@places.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), x.dim(), dtype=torch.long)
+
+
+def test_a_size_that_depends_on_data_is_what_breaks() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.fusewright_tests.places(x * 2) + 1
+
+    x = torch.tensor([1.0, 0.0, 2.0])
+    heard: list[Any] = []
+    with STREAM.listening(heard.append):
+        assert torch.equal(fusewright.compile(f)(x), f(x))
+    assert [event.report.code for event in heard if isinstance(event, Broken)] == ["data-dependent-shape"]

@@ -392,7 +392,7 @@ def compiled_generator_function():
     return f, [(x(),), (x(),)]
 
 
-@program("outside-iterator", "opaque-object")
+@program("outside-iterator", "loop-goes-on", "opaque-object")
 def generator_from_outside():
     def f(x, g):
         y = x + 1
