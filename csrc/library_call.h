@@ -1,6 +1,6 @@
 // A call of a library's C function whose arguments are only known when a call plan is read.
-// Takes the encoding that codegen/extern_calls.py made, handles by slot and values by entry; gives what the function says.
-// Always holds: no Python and no PyTorch header is needed, so that packages run without either.
+// Takes the encoding that codegen/extern_calls.py made, handles by slot and values by entry; gives what the function
+// says. Always holds: no Python and no PyTorch header is needed, so that packages run without either.
 #ifndef FUSEWRIGHT_LIBRARY_CALL_H
 #define FUSEWRIGHT_LIBRARY_CALL_H
 
@@ -44,9 +44,10 @@ struct ExternStep {
 
 namespace library_call {
 
-// Calls a C function of integer-class and double arguments. On x86-64 System V and 64-bit ARM Linux the two classes travel in separate
-// registers and only integers spill to the stack (in order, eight bytes each), so passing all integers first, then the doubles, and
-// more of either than the function takes, is the same call for every mixture of up to eight doubles.
+// Calls a C function of integer-class and double arguments. On x86-64 System V and 64-bit ARM Linux the two classes
+// travel in separate registers and only integers spill to the stack (in order, eight bytes each), so passing all
+// integers first, then the doubles, and more of either than the function takes, is the same call for every mixture of
+// up to eight doubles.
 template <size_t... I>
 int32_t with(void *function, const int64_t *i, const double *d, std::index_sequence<I...>) {
     using Function = int32_t (*)(decltype(int64_t(I))..., double, double, double, double, double, double);

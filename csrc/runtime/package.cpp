@@ -1,6 +1,6 @@
 // The C interface: packages, their entry points, and the conditions of their versions.
-// Takes a file; gives what fusewright.h says. Always holds: no byte of code is used before its hash holds; nothing that a
-// file or an argument holds leaves this library as a C++ exception.
+// Takes a file; gives what fusewright.h says. Always holds: no byte of code is used before its hash holds; nothing that
+// a file or an argument holds leaves this library as a C++ exception.
 #include <sys/utsname.h>
 
 #include <algorithm>
@@ -154,20 +154,24 @@ namespace {
 class Reader {
   public:
     // key: the 32 bytes of the public key that the package must be signed by; null where none is asked for.
-    Reader(fw_package *package, const uint8_t *key) : package_(package), key_(key), parts_(read_zip(package->file.bytes)) {}
+    Reader(fw_package *package, const uint8_t *key)
+        : package_(package), key_(key), parts_(read_zip(package->file.bytes)) {}
 
     void read() {
         if (key_ != nullptr) {
             Bytes seal = part("package.ed25519");
             require(seal.size == 64, "package.ed25519: is no signature");
-            require(is_signed(part("package.json"), seal.data, key_), "package.ed25519: the package was not signed by this key, or was changed");
+            require(is_signed(part("package.json"), seal.data, key_),
+                    "package.ed25519: the package was not signed by this key, or was changed");
         }
         Value manifest = json("package.json");
         named("package.json", [&] { require(manifest["format"].number() == 1, "another format"); });
         check_hashes(*named("package.json", [&] { return &manifest["hashes"]; }));
         read_weights();
-        if (has(manifest, "operators")) named("package.json", [&] { package_->operators = read_operators(manifest["operators"]); });
-        if (has(manifest, "made_with") && has(manifest["made_with"], "torch")) named("package.json", [&] { made_with_ = manifest["made_with"]["torch"].string(); });
+        if (has(manifest, "operators"))
+            named("package.json", [&] { package_->operators = read_operators(manifest["operators"]); });
+        if (has(manifest, "made_with") && has(manifest["made_with"], "torch"))
+            named("package.json", [&] { made_with_ = manifest["made_with"]["torch"].string(); });
         std::string target = chosen(*named("package.json", [&] { return &manifest["targets"]; }));
         const Value &programs = *named("package.json", [&] { return &manifest["programs"]; });
         require(programs.kind == Value::Object && !programs.items.empty(), "package.json: has no programs");
@@ -182,7 +186,8 @@ class Reader {
     std::string made_with_;
 
     static bool has(const Value &object, const char *key) {
-        return object.kind == Value::Object && std::find(object.keys.begin(), object.keys.end(), key) != object.keys.end();
+        return object.kind == Value::Object &&
+               std::find(object.keys.begin(), object.keys.end(), key) != object.keys.end();
     }
 
     Bytes part(const std::string &name) {
@@ -213,7 +218,9 @@ class Reader {
             if (name == "package.json" || name == "package.ed25519") continue;
             require(hashed.erase(name) == 1, name + ": has no hash");
             // Weights have a checksum, which holds by now; against malice it says nothing.
-            if (name != "weights.safetensors" || key_ != nullptr) require(sha256(data) == hashes[name.c_str()].string(), name + ": its hash differs: the file is damaged");
+            if (name != "weights.safetensors" || key_ != nullptr)
+                require(sha256(data) == hashes[name.c_str()].string(),
+                        name + ": its hash differs: the file is damaged");
         }
         require(hashed.empty(), (hashed.empty() ? "" : *hashed.begin()) + ": is missing");
     }
@@ -232,7 +239,8 @@ class Reader {
             for (size_t i = 0; i < header.keys.size(); i++) {
                 if (header.keys[i] == "__metadata__") continue;
                 const Value &range = header.items[i]["data_offsets"].list();
-                int64_t start = range.at(0).within(0, int64_t(data.size) + 1), end = range.at(1).within(start, int64_t(data.size) + 1);
+                int64_t start = range.at(0).within(0, int64_t(data.size) + 1),
+                        end = range.at(1).within(start, int64_t(data.size) + 1);
                 tensors_[header.keys[i]] = {data.data + start, static_cast<size_t>(end - start)};
             }
         });
@@ -242,7 +250,8 @@ class Reader {
         require(targets.kind == Value::Object, "package.json: targets are damaged");
         for (const char *name : {"native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "aarch64"})
             for (size_t i = 0; i < targets.keys.size(); i++)
-                if (targets.keys[i] == name && named("package.json", [&] { return runs_here(targets.items[i]); })) return name;
+                if (targets.keys[i] == name && named("package.json", [&] { return runs_here(targets.items[i]); }))
+                    return name;
         fail("no code in the package runs on this processor", FW_MACHINE);
     }
 
@@ -269,19 +278,27 @@ class Reader {
             fail("an unknown size " + name);
         };
         for (const Value &one : signature["leaves"].list().items) {
-            require(one["kind"].string() == "tensor", "an argument that is no tensor is not for the runtime without Python");
+            require(one["kind"].string() == "tensor",
+                    "an argument that is no tensor is not for the runtime without Python");
             Leaf leaf{one["name"].string(), dtype_of(one["dtype"].string()), {}};
             const Value &order = one["order"].list(), &shape = one["shape"].list();
-            require(order.items.size() == shape.items.size() && shape.items.size() <= FW_MOST_DIMS, "too many dimensions");
+            require(order.items.size() == shape.items.size() && shape.items.size() <= FW_MOST_DIMS,
+                    "too many dimensions");
             for (size_t i = 0; i < shape.items.size(); i++) {
-                require(order.at(i).number() == int64_t(i), leaf.name + ": does not lie row by row, which the runtime without Python needs");
+                require(order.at(i).number() == int64_t(i),
+                        leaf.name + ": does not lie row by row, which the runtime without Python needs");
                 leaf.shape.push_back(read_size(shape.at(i), symbol));
             }
             entry->leaves.push_back(std::move(leaf));
         }
         for (size_t i = 0; i < symbols.keys.size(); i++) {
             const Value &one = symbols.items[i];
-            Symbol made{symbols.keys[i], one["label"].string(), size_t(one["leaf"].within(0, entry->leaves.size())), 0, one["min"].number(), INT64_MAX};
+            Symbol made{symbols.keys[i],
+                        one["label"].string(),
+                        size_t(one["leaf"].within(0, entry->leaves.size())),
+                        0,
+                        one["min"].number(),
+                        INT64_MAX};
             made.dim = one["dim"].within(0, entry->leaves[made.leaf].shape.size());
             if (one["max"].kind != Value::Null) made.max = one["max"].number();
             entry->symbols.push_back(made);
@@ -309,7 +326,8 @@ class Reader {
         }
         std::vector<size_t> outputs;
         for (const Value &one : record["results"].list().items) {
-            require(one.list().at(0).string() == "output", "a result that is not computed is not for the runtime without Python");
+            require(one.list().at(0).string() == "output",
+                    "a result that is not computed is not for the runtime without Python");
             outputs.push_back(size_t(one.at(1).within(0, 1 << 20)));
         }
         require(entry->versions.empty() || entry->results == outputs.size(), "versions with other results");
@@ -318,8 +336,10 @@ class Reader {
         for (const Value &one : record["facts"].list().items)
             made.facts.push_back(read_fact(one, [&](const std::string &text) {
                 char *end = nullptr;
-                unsigned long leaf = std::strtoul(text.c_str(), &end, 10), dim = *end == '.' ? std::strtoul(end + 1, &end, 10) : ~0ul;
-                require(*end == 0 && leaf < entry->leaves.size() && dim < entry->leaves[leaf].shape.size(), "a condition of another form");
+                unsigned long leaf = std::strtoul(text.c_str(), &end, 10),
+                              dim = *end == '.' ? std::strtoul(end + 1, &end, 10) : ~0ul;
+                require(*end == 0 && leaf < entry->leaves.size() && dim < entry->leaves[leaf].shape.size(),
+                        "a condition of another form");
                 return static_cast<int>(leaf * FW_MOST_DIMS + dim);
             }));
         const std::string &name = record["part"].string();
@@ -330,11 +350,14 @@ class Reader {
             for (const Value &size : prepare["usual"].list().items) library.usual.push_back(size.number());
             library.preparation = preparation(prepare, signature["weights"]);
         }
-        made.plan = named(name, [&] { return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs), std::move(library)); });
+        made.plan = named(name, [&] {
+            return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs), std::move(library));
+        });
         return made;
     }
 
-    // What computes the inputs of a plan that depend on weights alone: a plan, then operators that make layouts of their own.
+    // What computes the inputs of a plan that depend on weights alone: a plan, then operators that make layouts of
+    // their own.
     std::shared_ptr<const Preparation> preparation(const Value &prepare, const Value &weights) {
         std::vector<PlanInput> inputs;
         for (const Value &one : prepare["inputs"].list().items) inputs.push_back(weight_input(one, weights));
@@ -360,14 +383,17 @@ class Reader {
                     }
                     given.push_back(std::move(own));
                 }
-                made.step = std::make_unique<OperatorStep>(operator_step(found->second, std::move(given), {}, {int64_t(values)}));
+                made.step = std::make_unique<OperatorStep>(
+                    operator_step(found->second, std::move(given), {}, {int64_t(values)}));
             }
             results.push_back(std::move(made));
         }
         const std::string &name = prepare["part"].string();
         Bytes code = part(name);
         Library library{&package_->operators, made_with_, nullptr, {}};
-        auto plan = named(name, [&] { return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs), std::move(library)); });
+        auto plan = named(name, [&] {
+            return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs), std::move(library));
+        });
         return std::make_shared<const Preparation>(std::move(plan), std::move(results), values);
     }
 
@@ -427,16 +453,23 @@ std::string shape_text(const fw_tensor &tensor) {
 }
 
 void check_inputs(const Entry &entry, const fw_tensor *inputs, size_t count) {
-    if (count != entry.leaves.size()) fail(entry.name + " takes " + std::to_string(entry.leaves.size()) + " tensors, got " + std::to_string(count), FW_INPUT);
+    if (count != entry.leaves.size())
+        fail(entry.name + " takes " + std::to_string(entry.leaves.size()) + " tensors, got " + std::to_string(count),
+             FW_INPUT);
     for (size_t i = 0; i < count; i++) {
         const Leaf &leaf = entry.leaves[i];
         const fw_tensor &given = inputs[i];
         if (given.dtype != leaf.dtype) fail(leaf.name + " must be " + kDTypes[leaf.dtype].name, FW_INPUT);
-        if (given.ndim != int32_t(leaf.shape.size())) fail(leaf.name + " has " + std::to_string(leaf.shape.size()) + " dimensions, got " + std::to_string(given.ndim), FW_INPUT);
+        if (given.ndim != int32_t(leaf.shape.size()))
+            fail(leaf.name + " has " + std::to_string(leaf.shape.size()) + " dimensions, got " +
+                     std::to_string(given.ndim),
+                 FW_INPUT);
         int64_t count = 1;
         for (int32_t k = 0; k < given.ndim; k++)
-            if (given.sizes[k] < 0 || __builtin_mul_overflow(count, given.sizes[k], &count)) fail(leaf.name + ": a size is wrong", FW_INPUT);
-        if (count != 0 && (given.data == nullptr || reinterpret_cast<uintptr_t>(given.data) % kDTypes[leaf.dtype].size != 0))
+            if (given.sizes[k] < 0 || __builtin_mul_overflow(count, given.sizes[k], &count))
+                fail(leaf.name + ": a size is wrong", FW_INPUT);
+        if (count != 0 &&
+            (given.data == nullptr || reinterpret_cast<uintptr_t>(given.data) % kDTypes[leaf.dtype].size != 0))
             fail(leaf.name + ": its memory is missing, or not aligned as its dtype", FW_INPUT);
     }
     auto known = [&](int symbol) { return inputs[entry.symbols[symbol].leaf].sizes[entry.symbols[symbol].dim]; };
@@ -444,13 +477,18 @@ void check_inputs(const Entry &entry, const fw_tensor *inputs, size_t count) {
         const Symbol &symbol = entry.symbols[i];
         int64_t size = known(int(i));
         if (size < symbol.min || size > symbol.max)
-            fail(entry.leaves[symbol.leaf].name + ": dimension " + std::to_string(symbol.dim) + " (" + symbol.label + ") is " + std::to_string(size) + ", and must be at least " +
-                     std::to_string(symbol.min) + (symbol.max == INT64_MAX ? "" : " and at most " + std::to_string(symbol.max)), FW_INPUT);
+            fail(entry.leaves[symbol.leaf].name + ": dimension " + std::to_string(symbol.dim) + " (" + symbol.label +
+                     ") is " + std::to_string(size) + ", and must be at least " + std::to_string(symbol.min) +
+                     (symbol.max == INT64_MAX ? "" : " and at most " + std::to_string(symbol.max)),
+                 FW_INPUT);
     }
     for (size_t i = 0; i < count; i++)
         for (size_t k = 0; k < entry.leaves[i].shape.size(); k++) {
             int64_t wanted = evaluate(entry.leaves[i].shape[k], known);
-            if (inputs[i].sizes[k] != wanted) fail(entry.leaves[i].name + ": dimension " + std::to_string(k) + " must be " + std::to_string(wanted) + ", got " + shape_text(inputs[i]), FW_INPUT);
+            if (inputs[i].sizes[k] != wanted)
+                fail(entry.leaves[i].name + ": dimension " + std::to_string(k) + " must be " + std::to_string(wanted) +
+                         ", got " + shape_text(inputs[i]),
+                     FW_INPUT);
         }
     for (const Fact &fact : entry.constraints)
         if (!holds(fact, known)) fail("the sizes of the arguments do not fit together", FW_INPUT);
@@ -480,11 +518,17 @@ const char *fw_last_error(void) { return last_error.c_str(); }
 int64_t fw_item_size(int32_t dtype) { return dtype < 0 || dtype >= 10 ? 0 : kDTypes[dtype].size; }
 size_t fw_entry_count(const fw_package *package) { return package->entries.size(); }
 
-const char *fw_entry_name(const fw_package *package, size_t entry) { return entry < package->entries.size() ? package->entries[entry].name.c_str() : nullptr; }
+const char *fw_entry_name(const fw_package *package, size_t entry) {
+    return entry < package->entries.size() ? package->entries[entry].name.c_str() : nullptr;
+}
 
-size_t fw_input_count(const fw_package *package, size_t entry) { return entry < package->entries.size() ? package->entries[entry].leaves.size() : 0; }
+size_t fw_input_count(const fw_package *package, size_t entry) {
+    return entry < package->entries.size() ? package->entries[entry].leaves.size() : 0;
+}
 
-size_t fw_output_count(const fw_package *package, size_t entry) { return entry < package->entries.size() ? package->entries[entry].results : 0; }
+size_t fw_output_count(const fw_package *package, size_t entry) {
+    return entry < package->entries.size() ? package->entries[entry].results : 0;
+}
 
 const char *fw_input_name(const fw_package *package, size_t entry, size_t input) {
     return input < fw_input_count(package, entry) ? package->entries[entry].leaves[input].name.c_str() : nullptr;
@@ -511,10 +555,13 @@ fw_status fw_output(const fw_package *package, size_t entry, size_t output, fw_t
     });
 }
 
-fw_status fw_run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count, fw_tensor *outputs, size_t output_count) {
+fw_status fw_run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
+                 fw_tensor *outputs, size_t output_count) {
     return guarded([&] {
         const Entry &one = entry_of(package, entry);
-        if (output_count != one.results) fail(one.name + " gives " + std::to_string(one.results) + " tensors, not " + std::to_string(output_count), FW_INPUT);
+        if (output_count != one.results)
+            fail(one.name + " gives " + std::to_string(one.results) + " tensors, not " + std::to_string(output_count),
+                 FW_INPUT);
         check_inputs(one, inputs, input_count);
         auto known = [&](int place) { return inputs[place / FW_MOST_DIMS].sizes[place % FW_MOST_DIMS]; };
         for (const Version &version : one.versions) {

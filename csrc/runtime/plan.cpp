@@ -15,7 +15,8 @@ constexpr size_t kAlignment = 64;
 
 Owned allocate(int64_t bytes) {
     void *memory = nullptr;
-    if (bytes < 0 || bytes > kMost || posix_memalign(&memory, kAlignment, bytes < 1 ? 1 : static_cast<size_t>(bytes)) != 0)
+    if (bytes < 0 || bytes > kMost ||
+        posix_memalign(&memory, kAlignment, bytes < 1 ? 1 : static_cast<size_t>(bytes)) != 0)
         fail("no memory for " + std::to_string(bytes) + " bytes", FW_MEMORY);
     return Owned(memory);
 }
@@ -78,7 +79,8 @@ void CallPlan::compute(std::vector<int64_t> *values, const fw_tensor *leaves) co
         (*values)[symbol.value] = leaves[input.leaf].sizes[dim];
     }
     for (const Instruction &one : instructions_)
-        if (!calculate(one.op, (*values)[one.left], (*values)[one.right], &(*values)[one.target])) fail("a size is too large, or divided by zero", FW_INPUT);
+        if (!calculate(one.op, (*values)[one.left], (*values)[one.right], &(*values)[one.target]))
+            fail("a size is too large, or divided by zero", FW_INPUT);
 }
 
 // Fills in what a call begins with: values, memory and handles.
@@ -105,7 +107,8 @@ const int64_t *CallPlan::start(const fw_tensor *leaves, Memory *memory) const {
         const Slot &slot = slots_[i];
         if (slot.kind == kArena) {
             int64_t offset = values[slot.offset], bytes = bytes_of(values, slot);
-            if (offset < 0 || offset > need || bytes > need - offset) fail("temporary memory lies outside of its block");
+            if (offset < 0 || offset > need || bytes > need - offset)
+                fail("temporary memory lies outside of its block");
             memory->pointers[i] = static_cast<char *>(arena.memory.get()) + offset;
         } else if (slot.kind == kConstant) {
             memory->pointers[i] = const_cast<int64_t *>(constants_[slot.where].data());
@@ -116,12 +119,16 @@ const int64_t *CallPlan::start(const fw_tensor *leaves, Memory *memory) const {
                 if (slot.needs_pointer) check_result(i, values, memory);
                 continue;
             }
-            memory->pointers[i] = input.kind == PlanInput::Weight ? const_cast<void *>(input.data) : leaves[input.leaf].data;
+            memory->pointers[i] =
+                input.kind == PlanInput::Weight ? const_cast<void *>(input.data) : leaves[input.leaf].data;
             if (input.kind != PlanInput::Leaf) continue;
             int64_t given = kDTypes[slot.dtype].size;
             for (int32_t k = 0; k < leaves[input.leaf].ndim; k++) given *= leaves[input.leaf].sizes[k];
-            if (slot.dtype != leaves[input.leaf].dtype || bytes_of(values, slot) > given) fail("an argument is smaller than the plan says", FW_INPUT);
-            if (slot.needs_handle) memory->hold(i, torch().around(memory->pointers[i], int64_t(slot.ndim), values + slot.sizes, values + slot.strides, slot.dtype));
+            if (slot.dtype != leaves[input.leaf].dtype || bytes_of(values, slot) > given)
+                fail("an argument is smaller than the plan says", FW_INPUT);
+            if (slot.needs_handle)
+                memory->hold(i, torch().around(memory->pointers[i], int64_t(slot.ndim), values + slot.sizes,
+                                               values + slot.strides, slot.dtype));
         }
     }
     return values;
@@ -140,16 +147,20 @@ void CallPlan::perform(const int64_t *values, Memory *memory) const {
                 memory->drop(n);
                 memory->owned[n] = allocate(bytes_of(values, slot));
                 memory->pointers[n] = memory->owned[n].get();
-                if (slot.needs_handle) memory->hold(n, torch().around(memory->pointers[n], int64_t(slot.ndim), values + slot.sizes, values + slot.strides, slot.dtype));
+                if (slot.needs_handle)
+                    memory->hold(n, torch().around(memory->pointers[n], int64_t(slot.ndim), values + slot.sizes,
+                                                   values + slot.strides, slot.dtype));
                 break;
             }
             case Step::Window: {
                 const Slot &slot = slots_[n], &base = slots_[slot.where];
                 int64_t start = values[slot.offset] * kDTypes[slot.dtype].size;
                 char *memory_of = static_cast<char *>(memory->pointers[slot.where]);
-                if (memory_of == nullptr || start < 0 || start + bytes_of(values, slot) > bytes_of(values, base)) fail("a window lies outside of its memory");
+                if (memory_of == nullptr || start < 0 || start + bytes_of(values, slot) > bytes_of(values, base))
+                    fail("a window lies outside of its memory");
                 memory->pointers[n] = memory_of + start;
-                memory->hold(n, torch().around(memory->pointers[n], int64_t(slot.ndim), values + slot.sizes, values + slot.strides, slot.dtype));
+                memory->hold(n, torch().around(memory->pointers[n], int64_t(slot.ndim), values + slot.sizes,
+                                               values + slot.strides, slot.dtype));
                 break;
             }
             case Step::Release:
@@ -159,7 +170,8 @@ void CallPlan::perform(const int64_t *values, Memory *memory) const {
                 break;
             case Step::Check: check_result(n, values, memory); break;
             case Step::Gather:
-                for (size_t k = 0; k < gathers_[n].sources.size(); k++) memory->handles[gathers_[n].first + k] = memory->handles[gathers_[n].sources[k]];
+                for (size_t k = 0; k < gathers_[n].sources.size(); k++)
+                    memory->handles[gathers_[n].first + k] = memory->handles[gathers_[n].sources[k]];
                 break;
             case Step::Extern: {
                 const ExternStep &call = externs_[n];
@@ -211,10 +223,13 @@ std::vector<Kept> CallPlan::run_kept() const {
         const Slot &slot = slots_[output.slot];
         int64_t reach = 1, offset = output.view ? values[output.offset] : 0;
         for (size_t i = 0; i < output.ndim; i++) reach += (values[output.sizes + i] - 1) * values[output.strides + i];
-        if (data == nullptr || offset < 0 || (offset + reach) * kDTypes[slot.dtype].size > bytes_of(values, slot)) fail("a prepared value lies outside of its memory");
-        made.emplace_back(torch().around(data + offset * kDTypes[slot.dtype].size, int64_t(output.ndim), values + output.sizes, values + output.strides, slot.dtype));
+        if (data == nullptr || offset < 0 || (offset + reach) * kDTypes[slot.dtype].size > bytes_of(values, slot))
+            fail("a prepared value lies outside of its memory");
+        made.emplace_back(torch().around(data + offset * kDTypes[slot.dtype].size, int64_t(output.ndim),
+                                         values + output.sizes, values + output.strides, slot.dtype));
         std::shared_ptr<void> &memory_of = shared[output.slot];
-        if (memory_of == nullptr && memory.owned[output.slot] != nullptr) memory_of = std::shared_ptr<void>(memory.owned[output.slot].release(), Free());
+        if (memory_of == nullptr && memory.owned[output.slot] != nullptr)
+            memory_of = std::shared_ptr<void>(memory.owned[output.slot].release(), Free());
         if (memory_of == nullptr && memory.own_handle[output.slot]) {
             memory_of = std::make_shared<Kept>(memory.handles[output.slot]);
             memory.own_handle[output.slot] = 0;
@@ -224,15 +239,17 @@ std::vector<Kept> CallPlan::run_kept() const {
     return made;
 }
 
-// What an operator returned must be what the plan assumed: another shape or dtype is an error, other strides are copied away.
+// What an operator returned must be what the plan assumed: another shape or dtype is an error, other strides are copied
+// away.
 void CallPlan::check_result(size_t number, const int64_t *values, Memory *memory) const {
     const Torch &t = torch();
     const Slot &slot = slots_[number];
     Handle handle = memory->handles[number];
     int64_t ndim = -1, *sizes = nullptr, *strides = nullptr;
     int32_t dtype = -1;
-    bool good = handle != nullptr && t.is_strided(handle) && t.dim(handle, &ndim) == 0 && t.dtype(handle, &dtype) == 0 && dtype == t.dtypes[slot.dtype] &&
-                ndim == int64_t(slot.ndim) && t.sizes(handle, &sizes) == 0 && t.strides(handle, &strides) == 0;
+    bool good = handle != nullptr && t.is_strided(handle) && t.dim(handle, &ndim) == 0 &&
+                t.dtype(handle, &dtype) == 0 && dtype == t.dtypes[slot.dtype] && ndim == int64_t(slot.ndim) &&
+                t.sizes(handle, &sizes) == 0 && t.strides(handle, &strides) == 0;
     bool empty = false, same = true;
     for (int64_t i = 0; good && i < ndim; i++) {
         good = sizes[i] == values[slot.sizes + i];
@@ -242,12 +259,15 @@ void CallPlan::check_result(size_t number, const int64_t *values, Memory *memory
     if (!good) fail("an operator returned another tensor than the plan says", FW_RUN);
     if (!same && !empty) {
         Handle copy = nullptr;
-        t.check(t.empty_strided(ndim, values + slot.sizes, values + slot.strides, t.dtypes[slot.dtype], t.cpu, 0, &copy), "allocating a tensor");
+        t.check(
+            t.empty_strided(ndim, values + slot.sizes, values + slot.strides, t.dtypes[slot.dtype], t.cpu, 0, &copy),
+            "allocating a tensor");
         int32_t status = t.copy(copy, handle, 0);
         memory->hold(number, copy);
         t.check(status, "copying a tensor");
     }
-    if (slot.needs_pointer) t.check(t.data_ptr(memory->handles[number], &memory->pointers[number]), "the data of a tensor");
+    if (slot.needs_pointer)
+        t.check(t.data_ptr(memory->handles[number], &memory->pointers[number]), "the data of a tensor");
 }
 
 const std::vector<Kept> &Preparation::get() const {
@@ -330,7 +350,8 @@ void CallPlan::give(const Output &output, const int64_t *values, Memory *memory,
     int64_t size = kDTypes[output.dtype].size, start = output.view ? values[output.offset] : 0, reach = start + 1;
     for (size_t i = 0; i < output.ndim; i++) reach += (made.sizes[i] - 1) * values[output.strides + i];
     const char *source = static_cast<const char *>(memory->pointers[output.slot]);
-    if (count > 0 && (source == nullptr || start < 0 || reach * size > bytes_of(values, slots_[output.slot]))) fail("a result lies outside of its memory");
+    if (count > 0 && (source == nullptr || start < 0 || reach * size > bytes_of(values, slots_[output.slot])))
+        fail("a result lies outside of its memory");
     Owned copy = allocate(count * size);
     char *target = static_cast<char *>(copy.get());
     std::vector<int64_t> at(output.ndim);

@@ -1,6 +1,6 @@
-// One call plan, read from a package, and a call of it: generated kernels, and operators of PyTorch's through its C functions.
-// Takes the bytes of a `.code` part and pointers; gives memory of the results. Always holds: every slot and value number
-// of a plan that was read is in range; a plan is not changed by calls, so that threads share it.
+// One call plan, read from a package, and a call of it: generated kernels, and operators of PyTorch's through its C
+// functions. Takes the bytes of a `.code` part and pointers; gives memory of the results. Always holds: every slot and
+// value number of a plan that was read is in range; a plan is not changed by calls, so that threads share it.
 #ifndef FUSEWRIGHT_RUNTIME_PLAN_H
 #define FUSEWRIGHT_RUNTIME_PLAN_H
 
@@ -69,7 +69,8 @@ class CallPlan {
     ~CallPlan();
     CallPlan(const CallPlan &) = delete;
     void run(const fw_tensor *leaves, fw_tensor *results) const;
-    std::vector<Kept> run_kept() const;  // of a plan without arguments: its results as tensors, views of one memory included
+    // Of a plan without arguments: its results as tensors, views of one memory included.
+    std::vector<Kept> run_kept() const;
     fw_tensor described(size_t result) const;
 
   private:

@@ -26,7 +26,8 @@ enum RecordKind {
 };
 
 const Value &record(const Value &value, RecordKind kind, const char *what) {
-    require(value.kind == Value::Record && value.integer == kind, std::string("a call plan has no ") + what + " where it should");
+    require(value.kind == Value::Record && value.integer == kind,
+            std::string("a call plan has no ") + what + " where it should");
     return value;
 }
 
@@ -38,25 +39,31 @@ CallPlan::CallPlan(Bytes data, std::vector<PlanInput> inputs, std::vector<size_t
     record(whole, kGraph, "compiled graph");
     if (whole.at(4).kind != Value::Null) {
         const Value &prepacking = record(whole.at(4), kPrepacking, "preparation");
-        require(library_.preparation != nullptr, "the code prepares weights, and the package does not say how without Python: make it again, or by standalone=True");
+        require(library_.preparation != nullptr,
+                "the code prepares weights, and the package does not say how without Python: make it again, or by "
+                "standalone=True");
         require(prepacking.at(4).list().items.size() == library_.usual.size(), "usual sizes that do not fit");
         for (int64_t size : library_.usual) inputs_.push_back({PlanInput::Number, 0, 0, size, nullptr, 0});
-        for (size_t i = 0; i < library_.preparation->size(); i++) inputs_.push_back({PlanInput::Prepared, i, 0, 0, nullptr, 0});
+        for (size_t i = 0; i < library_.preparation->size(); i++)
+            inputs_.push_back({PlanInput::Prepared, i, 0, 0, nullptr, 0});
     }
     const Value &plan = record(whole.at(0), kCallPlan, "plan");
     const std::string &kinds = plan.at(1).string();
     require(kinds.size() == inputs_.size(), "the inputs do not fit the plan");
     for (const Value &value : plan.at(2).list().items) values_.push_back(value.number());
     for (const Value &one : plan.at(3).list().items) {
-        Symbol made{size_t(one.at(0).within(0, values_.size())), size_t(one.at(1).within(0, kinds.size())), one.at(2).within(-1, FW_MOST_DIMS)};
+        Symbol made{size_t(one.at(0).within(0, values_.size())), size_t(one.at(1).within(0, kinds.size())),
+                    one.at(2).within(-1, FW_MOST_DIMS)};
         PlanInput::Kind kind = inputs_[made.input].kind;
-        require((kind == PlanInput::Size || kind == PlanInput::Number) == (made.dim == -1), "a size does not fit its input");
+        require((kind == PlanInput::Size || kind == PlanInput::Number) == (made.dim == -1),
+                "a size does not fit its input");
         require(kind != PlanInput::Weight && kind != PlanInput::Prepared, "a size of a weight");
         symbols_.push_back(made);
     }
     for (const Value &one : plan.at(4).list().items) {
         size_t n = values_.size();
-        instructions_.push_back({int(one.at(0).within(0, 6)), size_t(one.at(1).within(0, n)), size_t(one.at(2).within(0, n)), size_t(one.at(3).within(0, n))});
+        instructions_.push_back({int(one.at(0).within(0, 6)), size_t(one.at(1).within(0, n)),
+                                 size_t(one.at(2).within(0, n)), size_t(one.at(3).within(0, n))});
     }
     for (const Value &one : plan.at(10).list().items) {
         constants_.emplace_back(one.data.size / 8 + 1);
@@ -67,7 +74,8 @@ CallPlan::CallPlan(Bytes data, std::vector<PlanInput> inputs, std::vector<size_t
         require(slots_[i].kind != kWindow || slots_[i].where < slots_.size(), "a window on nothing");
         if (slots_[i].kind != kConstant) continue;
         const Value &constant = plan.at(10).at(slots_[i].where);
-        require(bytes_of(values_.data(), slots_[i]) <= int64_t(constant.data.size), "a constant is smaller than its sizes say");
+        require(bytes_of(values_.data(), slots_[i]) <= int64_t(constant.data.size),
+                "a constant is smaller than its sizes say");
     }
     std::vector<std::string> keys;
     for (const Value &one : plan.at(6).list().items) read_step(one, &keys);
@@ -92,7 +100,8 @@ CallPlan::~CallPlan() {
 #endif
 }
 
-// --- reading ------------------------------------------------------------------------------------------------------------
+// --- reading
+// ------------------------------------------------------------------------------------------------------------
 
 void CallPlan::read_step(const Value &one, std::vector<std::string> *keys) {
     require(one.kind == Value::Record, "a step of another form");
@@ -114,7 +123,8 @@ void CallPlan::read_step(const Value &one, std::vector<std::string> *keys) {
             const std::vector<Value> &sources = one.at(1).list().items;
             for (const Value &source : sources) made.sources.push_back(handled(source));
             made.first = one.at(0).within(0, int64_t(slots_.size()) - int64_t(sources.size()) + 1);
-            for (size_t i = 0; i < sources.size(); i++) require(slots_[made.first + i].kind == kAlias, "a list of tensors that is none");
+            for (size_t i = 0; i < sources.size(); i++)
+                require(slots_[made.first + i].kind == kAlias, "a list of tensors that is none");
             steps_.push_back({Step::Gather, gathers_.size(), 0});
             gathers_.push_back(std::move(made));
             break;
@@ -123,7 +133,9 @@ void CallPlan::read_step(const Value &one, std::vector<std::string> *keys) {
             size_t place = steps_.size();
             steps_.push_back({Step::Skip, size_t(one.at(0).within(0, values_.size())), 0});
             for (const Value &inner : one.at(1).list().items) {
-                require(inner.kind == Value::Record && inner.integer != kGuarded && inner.integer != kKernel && inner.integer != kGroup, "a step of another form");
+                require(inner.kind == Value::Record && inner.integer != kGuarded && inner.integer != kKernel &&
+                            inner.integer != kGroup,
+                        "a step of another form");
                 read_step(inner, keys);
             }
             steps_[place].count = steps_.size() - place - 1;
@@ -158,14 +170,19 @@ size_t CallPlan::handled(const Value &slot) {
 }
 
 void CallPlan::read_extern(const Value &one) {
-    static const char *const kinds[] = {"immediate", "value", "values", "pointer to values", "handle", "handles", "bytes", "pointer to bytes", "result", "scratch"};
-    static const ArgKind codes[] = {ArgKind::Immediate, ArgKind::Value, ArgKind::ValueAddress, ArgKind::ValueAddressAddress, ArgKind::Handle,
-                                    ArgKind::HandleAddress, ArgKind::Bytes, ArgKind::BytesAddress, ArgKind::Out, ArgKind::Scratch};
+    static const char *const kinds[] = {"immediate", "value",   "values", "pointer to values",
+                                        "handle",    "handles", "bytes",  "pointer to bytes",
+                                        "result",    "scratch"};
+    static const ArgKind codes[] = {
+        ArgKind::Immediate, ArgKind::Value,         ArgKind::ValueAddress, ArgKind::ValueAddressAddress,
+        ArgKind::Handle,    ArgKind::HandleAddress, ArgKind::Bytes,        ArgKind::BytesAddress,
+        ArgKind::Out,       ArgKind::Scratch};
     ExternStep made{nullptr, {}, {}, {}, {}, one.at(0).string()};
     const std::string &symbol = one.at(1).string();
     require(symbol.compare(0, 11, "aoti_torch_") == 0, "a call of another library: " + symbol);
     const std::vector<Value> &integers = one.at(2).list().items;
-    require(integers.size() <= size_t(kMaxIntegers) && one.at(3).list().items.size() <= size_t(kMaxDoubles), "too many arguments of " + symbol);
+    require(integers.size() <= size_t(kMaxIntegers) && one.at(3).list().items.size() <= size_t(kMaxDoubles),
+            "too many arguments of " + symbol);
     for (size_t i = 0; i < integers.size(); i++) {
         const std::string &kind = integers[i].at(0).string();
         const Value &payload = integers[i].at(1);
@@ -181,11 +198,14 @@ void CallPlan::read_extern(const Value &one) {
             case ArgKind::ValueAddress:
             case ArgKind::ValueAddressAddress:
                 arg.payload = payload.within(0, values_.size());
-                require(count < 0 || count > FW_MOST_DIMS || run_of(payload, size_t(count)) == size_t(arg.payload), "numbers outside of the plan");
+                require(count < 0 || count > FW_MOST_DIMS || run_of(payload, size_t(count)) == size_t(arg.payload),
+                        "numbers outside of the plan");
                 break;
             case ArgKind::HandleAddress:
                 arg.payload = handled(payload);
-                require(slots_[arg.payload].kind != kAlias || (count > 0 && count <= int64_t(slots_.size()) - arg.payload), "tensors outside of the plan");
+                require(
+                    slots_[arg.payload].kind != kAlias || (count > 0 && count <= int64_t(slots_.size()) - arg.payload),
+                    "tensors outside of the plan");
                 break;
             case ArgKind::Handle: arg.payload = handled(payload); break;
             case ArgKind::Out:
@@ -203,7 +223,8 @@ void CallPlan::read_extern(const Value &one) {
         }
         made.integers.push_back(arg);
     }
-    for (const Value &value : one.at(3).list().items) made.doubles.push_back(value.kind == Value::Real ? value.real : double(value.number()));
+    for (const Value &value : one.at(3).list().items)
+        made.doubles.push_back(value.kind == Value::Real ? value.real : double(value.number()));
     check_torch_version(library_.made_with);
     made.function = torch().function(symbol);
     if (made.function == nullptr) fail("this libtorch lacks " + symbol, FW_MACHINE);
@@ -213,7 +234,8 @@ void CallPlan::read_extern(const Value &one) {
 }
 
 void CallPlan::read_operator(const Value &one) {
-    require(one.at(1).kind == Value::Operator && library_.operators != nullptr, "a call of Python's that is not for the runtime without it");
+    require(one.at(1).kind == Value::Operator && library_.operators != nullptr,
+            "a call of Python's that is not for the runtime without it");
     auto found = library_.operators->find(one.at(1).text);
     require(found != library_.operators->end(), "the package does not describe " + one.at(1).text + ": make it again");
     const std::vector<Value> &constants = one.at(3).list().items;
@@ -258,7 +280,8 @@ void CallPlan::read_output(const Value &one) {
     require(view || kind == "buffer", "an output that is no tensor is not for the runtime without Python");
     Output made{view, size_t(one.at(1).within(0, slots_.size())), 0, 0, 0, 0, 0};
     const Slot &slot = slots_[made.slot];
-    require(slot.kind != kWindow && slot.kind != kAlias && slot.kind != kArena, "a result that has no memory of its own");
+    require(slot.kind != kWindow && slot.kind != kAlias && slot.kind != kArena,
+            "a result that has no memory of its own");
     require(slot.kind != kReturned || slot.needs_pointer || slot.needs_handle, "a result that nothing makes");
     slots_[made.slot].needs_pointer = true;
     made.ndim = view ? one.at(3).within(0, FW_MOST_DIMS + 1) : slot.ndim;
@@ -266,7 +289,8 @@ void CallPlan::read_output(const Value &one) {
     made.strides = view ? run_of(one.at(5), made.ndim) : slot.strides;
     made.offset = view ? one.at(6).within(0, values_.size()) : 0;
     made.dtype = slot.dtype;
-    require(!view || one.at(2).kind == Value::Null || dtype_of(one.at(2).string()) == slot.dtype, "a view of another dtype");
+    require(!view || one.at(2).kind == Value::Null || dtype_of(one.at(2).string()) == slot.dtype,
+            "a view of another dtype");
     outputs_.push_back(made);
 }
 
@@ -277,22 +301,35 @@ void CallPlan::hold_fixed() {
         const Slot &slot = slots_[i];
         bool weight = slot.kind == kInput && inputs_[slot.where].kind == PlanInput::Weight;
         if (!slot.needs_handle || (!weight && slot.kind != kConstant)) continue;
-        void *data = weight ? const_cast<void *>(inputs_[slot.where].data) : static_cast<void *>(constants_[slot.where].data());
-        fixed_.emplace_back(torch().around(data, int64_t(slot.ndim), values_.data() + slot.sizes, values_.data() + slot.strides, slot.dtype));
+        void *data =
+            weight ? const_cast<void *>(inputs_[slot.where].data) : static_cast<void *>(constants_[slot.where].data());
+        fixed_.emplace_back(torch().around(data, int64_t(slot.ndim), values_.data() + slot.sizes,
+                                           values_.data() + slot.strides, slot.dtype));
         handles_[i] = fixed_.back().handle();
     }
 }
 
-size_t CallPlan::run_of(const Value &start, size_t count) const { return start.within(0, int64_t(values_.size()) - int64_t(count) + 1); }
+size_t CallPlan::run_of(const Value &start, size_t count) const {
+    return start.within(0, int64_t(values_.size()) - int64_t(count) + 1);
+}
 
 void CallPlan::read_slot(const Value &one) {
     record(one, kSlot, "slot");
     static const char *const kinds[] = {"input", "constant", "arena", "fresh", "returned", "window", "alias"};
     const std::string &kind = one.at(1).string();
-    Slot made{-1, 0, dtype_of(one.at(4).string()), size_t(one.at(7).within(0, FW_MOST_DIMS + 1)), 0, 0, 0, one.at(2).integer != 0, false};
+    Slot made{-1,
+              0,
+              dtype_of(one.at(4).string()),
+              size_t(one.at(7).within(0, FW_MOST_DIMS + 1)),
+              0,
+              0,
+              0,
+              one.at(2).integer != 0,
+              false};
     for (int i = 0; i < 7; i++)
         if (kind == kinds[i]) made.kind = i;
-    require(made.kind >= 0 && one.at(5).string() == "cpu", "a tensor that is not for the runtime without Python: " + kind);
+    require(made.kind >= 0 && one.at(5).string() == "cpu",
+            "a tensor that is not for the runtime without Python: " + kind);
     made.sizes = run_of(one.at(8), made.ndim);
     made.strides = run_of(one.at(9), made.ndim);
     made.offset = one.at(10).within(0, values_.size());
@@ -302,7 +339,9 @@ void CallPlan::read_slot(const Value &one) {
         made.where = one.at(3).within(0, INT32_MAX);
         made.needs_handle = calls_library_ = true;
     }
-    require(made.kind != kInput || (inputs_[made.where].kind != PlanInput::Size && inputs_[made.where].kind != PlanInput::Number), "a tensor that is a number");
+    require(made.kind != kInput ||
+                (inputs_[made.where].kind != PlanInput::Size && inputs_[made.where].kind != PlanInput::Number),
+            "a tensor that is a number");
     slots_.push_back(made);
 }
 
@@ -321,7 +360,8 @@ int64_t CallPlan::bytes_of(const int64_t *values, const Slot &slot) const {
     for (size_t i = 0; i < slot.ndim; i++) {
         int64_t size = values[slot.sizes + i], stride = values[slot.strides + i];
         if (size <= 0) return 0;
-        if (stride < 0 || __builtin_mul_overflow(size - 1, stride, &step) || __builtin_add_overflow(elements, step, &elements) || elements > kMost)
+        if (stride < 0 || __builtin_mul_overflow(size - 1, stride, &step) ||
+            __builtin_add_overflow(elements, step, &elements) || elements > kMost)
             fail("a tensor is too large", FW_MEMORY);
     }
     return elements * kDTypes[slot.dtype].size;
@@ -330,7 +370,8 @@ int64_t CallPlan::bytes_of(const int64_t *values, const Slot &slot) const {
 void CallPlan::check_weights() const {
     for (const Slot &slot : slots_)
         if (slot.kind == kInput && inputs_[slot.where].kind == PlanInput::Weight)
-            require(bytes_of(values_.data(), slot) <= int64_t(inputs_[slot.where].reach), "a weight is smaller than the plan says");
+            require(bytes_of(values_.data(), slot) <= int64_t(inputs_[slot.where].reach),
+                    "a weight is smaller than the plan says");
 }
 
 void CallPlan::load_code(Bytes data, const std::vector<std::string> &keys) {
@@ -343,13 +384,15 @@ void CallPlan::load_code(Bytes data, const std::vector<std::string> &keys) {
             void *found = dlsym(RTLD_DEFAULT, name);
             if (found == nullptr && mathematics != nullptr) found = dlsym(mathematics, name);
             // Packages that are not standalone call vector functions, which libtorch has.
-            if (found == nullptr && (uses_torch || std::strncmp(name, "Sleef_", 6) == 0)) found = torch().function(name);
+            if (found == nullptr && (uses_torch || std::strncmp(name, "Sleef_", 6) == 0))
+                found = torch().function(name);
             *address = reinterpret_cast<uint64_t>(found);
             return true;
         });
         if (data.data == nullptr || !loader.load()) fail("the machine code is missing");
         std::map<std::string, Kernel> found;
-        loader.each_function([&](const char *name, uint64_t address) { found[name] = reinterpret_cast<Kernel>(address); });
+        loader.each_function(
+            [&](const char *name, uint64_t address) { found[name] = reinterpret_cast<Kernel>(address); });
         for (size_t i = 0; i < keys.size(); i++) {
             require(found.count(keys[i]) != 0, "the machine code has no function " + keys[i]);
             calls_[i].function = found[keys[i]];

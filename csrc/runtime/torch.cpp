@@ -61,7 +61,8 @@ std::unique_ptr<Torch> open_torch() {
     std::string path = chosen_path, reason = "it is not in the process";
     if (!path.empty() && path.find(".so") == std::string::npos) path += "/libtorch_cpu.so";
     // What the process has is taken: another copy would have its own threads and memory.
-    made->library = dlsym(RTLD_DEFAULT, kRows[0].name) != nullptr ? RTLD_DEFAULT : dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+    made->library = dlsym(RTLD_DEFAULT, kRows[0].name) != nullptr ? RTLD_DEFAULT
+                                                                  : dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
     bool found = dlsym(RTLD_DEFAULT, kRows[0].name) != nullptr || made->library != nullptr;
     if (!found) {
         made->library = dlopen(path.empty() ? "libtorch_cpu.so" : path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -75,7 +76,8 @@ std::unique_ptr<Torch> open_torch() {
     }
     for (const Row &row : kRows) {
         void *address = made->function(row.name);
-        if (address == nullptr && row.required) fail(std::string("this libtorch lacks ") + row.name + ": it is too old", FW_MACHINE);
+        if (address == nullptr && row.required)
+            fail(std::string("this libtorch lacks ") + row.name + ": it is too old", FW_MACHINE);
         std::memcpy(reinterpret_cast<char *>(made.get()) + row.place, &address, sizeof address);
     }
     made->cpu = code(*made, "aoti_torch_device_type_cpu");
@@ -101,8 +103,11 @@ const Torch &torch() {
 
 void check_torch_version(const std::string &made_with) {
     uint64_t version = torch().abi_version();
-    std::string text = std::to_string(version >> 56) + "." + std::to_string(version >> 48 & 255) + "." + std::to_string(version >> 40 & 255);
-    if (made_with != text) fail("the package was made with PyTorch " + made_with + ", and libtorch is of " + text + ": make it again", FW_MACHINE);
+    std::string text = std::to_string(version >> 56) + "." + std::to_string(version >> 48 & 255) + "." +
+                       std::to_string(version >> 40 & 255);
+    if (made_with != text)
+        fail("the package was made with PyTorch " + made_with + ", and libtorch is of " + text + ": make it again",
+             FW_MACHINE);
 }
 
 void *Torch::function(const std::string &name) const { return dlsym(library, name.c_str()); }
@@ -127,7 +132,8 @@ Handle Torch::around(void *data, int64_t ndim, const int64_t *sizes, const int64
     return made;
 }
 
-// --- operators by name ---------------------------------------------------------------------------------------------------
+// --- operators by name
+// ---------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -140,7 +146,8 @@ Type read_type(const std::string &text, int depth = 0) {
     made.text = text;
     auto found = simple.find(text);
     if (found != simple.end()) made.kind = found->second;
-    for (const auto &[name, kind] : {std::pair<std::string, Type::Kind>{"Optional[", Type::Optional}, {"List[", Type::List}})
+    for (const auto &[name, kind] :
+         {std::pair<std::string, Type::Kind>{"Optional[", Type::Optional}, {"List[", Type::List}})
         if (text.compare(0, name.size(), name) == 0 && text.back() == ']' && depth < 8) {
             made.kind = kind;
             made.inner = {read_type(text.substr(name.size(), text.size() - name.size() - 1), depth + 1)};
@@ -172,8 +179,12 @@ bool fits(const Type &type, const Argument &given) {
         case Type::Optional: return (constant && value.kind == Value::Null) || fits(type.inner[0], given);
         case Type::List:
             if (constant && value.kind == Value::List)
-                return std::all_of(value.items.begin(), value.items.end(), [&](const Value &item) { return fits(type.inner[0], {Argument::Constant, item, 0, {}}); });
-            return given.kind == Argument::List && std::all_of(given.items.begin(), given.items.end(), [&](const Argument &item) { return fits(type.inner[0], item); });
+                return std::all_of(value.items.begin(), value.items.end(), [&](const Value &item) {
+                    return fits(type.inner[0], {Argument::Constant, item, 0, {}});
+                });
+            return given.kind == Argument::List &&
+                   std::all_of(given.items.begin(), given.items.end(),
+                               [&](const Argument &item) { return fits(type.inner[0], item); });
         case Type::Other: break;
     }
     return constant && value.kind == Value::Null && type.text.compare(0, 9, "Optional[") == 0;
@@ -187,10 +198,12 @@ uint64_t encode(const Type &type, const Argument &given, Handle *handles, const 
         case Type::Tensor: {
             Handle source = handles[given.number], made = nullptr;
             if (source == nullptr) fail("an operator reads a tensor that does not exist yet");
-            t.check(given.kind == Argument::Private ? t.clone(source, &made) : t.new_handle(source, &made), "a tensor's handle");
+            t.check(given.kind == Argument::Private ? t.clone(source, &made) : t.new_handle(source, &made),
+                    "a tensor's handle");
             return reinterpret_cast<uint64_t>(made);
         }
-        case Type::Int: return static_cast<uint64_t>(given.kind == Argument::Entry ? values[given.number] : value.integer);
+        case Type::Int:
+            return static_cast<uint64_t>(given.kind == Argument::Entry ? values[given.number] : value.integer);
         case Type::Bool: return value.integer != 0;
         case Type::Float: {
             double number = value.kind == Value::Real ? value.real : static_cast<double>(value.integer);
@@ -220,7 +233,8 @@ uint64_t encode(const Type &type, const Argument &given, Handle *handles, const 
             size_t count = given.kind == Argument::List ? given.items.size() : value.items.size();
             t.check(t.new_list(count, &made), "a list");
             for (size_t i = 0; i < count; i++) {
-                const Argument &item = given.kind == Argument::List ? given.items[i] : Argument{Argument::Constant, value.items[i], 0, {}};
+                const Argument &item =
+                    given.kind == Argument::List ? given.items[i] : Argument{Argument::Constant, value.items[i], 0, {}};
                 t.check(t.push_back(made, encode(type.inner[0], item, handles, values)), "a list");
             }
             return reinterpret_cast<uint64_t>(made);
@@ -240,7 +254,9 @@ const char *storage_of(Handle handle, int32_t *dtype) {
     const Torch &t = torch();
     void *data = nullptr;
     int64_t offset = 0;
-    if (handle == nullptr || !t.is_strided(handle) || t.data_ptr(handle, &data) != 0 || t.storage_offset(handle, &offset) != 0 || t.dtype(handle, dtype) != 0) return nullptr;
+    if (handle == nullptr || !t.is_strided(handle) || t.data_ptr(handle, &data) != 0 ||
+        t.storage_offset(handle, &offset) != 0 || t.dtype(handle, dtype) != 0)
+        return nullptr;
     for (int i = 0; i < 10; i++)
         if (t.dtypes[i] == *dtype) return static_cast<const char *>(data) - offset * kDTypes[i].size;
     return nullptr;
@@ -270,7 +286,8 @@ Operators read_operators(const Value &described) {
     return made;
 }
 
-OperatorStep operator_step(const Operator &target, std::vector<Argument> given, const std::vector<std::string> &keywords, std::vector<int64_t> results) {
+OperatorStep operator_step(const Operator &target, std::vector<Argument> given,
+                           const std::vector<std::string> &keywords, std::vector<int64_t> results) {
     OperatorStep step;
     const std::string text = target.name + (target.overload.empty() ? "" : "." + target.overload);
     require(keywords.size() <= given.size(), text + ": its arguments are damaged");
@@ -288,13 +305,17 @@ OperatorStep operator_step(const Operator &target, std::vector<Argument> given, 
             one.constant = target.defaults[i];
         }
         if (!fits(target.types[i], one))
-            fail("PyTorch's C interface cannot pass " + target.names[i] + " (" + target.types[i].text + ") to " + text + ": load the package in Python, or make it by standalone=True", FW_MACHINE);
+            fail("PyTorch's C interface cannot pass " + target.names[i] + " (" + target.types[i].text + ") to " + text +
+                     ": load the package in Python, or make it by standalone=True",
+                 FW_MACHINE);
         step.arguments.push_back(std::move(one));
     }
     for (size_t i = 0; i < results.size(); i++) {
         require(results[i] < 0 || i < target.results.size(), text + ": too many results");
         if (results[i] >= 0 && target.results[i].kind != Type::Tensor)
-            fail("PyTorch's C interface cannot give a result of " + text + ", a " + target.results[i].text + ": load the package in Python", FW_MACHINE);
+            fail("PyTorch's C interface cannot give a result of " + text + ", a " + target.results[i].text +
+                     ": load the package in Python",
+                 FW_MACHINE);
     }
     step.target = &target;
     step.results = std::move(results);
@@ -305,8 +326,10 @@ void call_operator(const OperatorStep &step, Handle *handles, const int64_t *val
     const Torch &t = torch();
     const Operator &target = *step.target;
     std::vector<uint64_t> stack(std::max(step.arguments.size(), target.results.size()) + 1);
-    for (size_t i = 0; i < step.arguments.size(); i++) stack[i] = encode(target.types[i], step.arguments[i], handles, values);
-    t.check(t.call_dispatcher(target.name.c_str(), target.overload.c_str(), stack.data(), t.abi_version()), target.name);
+    for (size_t i = 0; i < step.arguments.size(); i++)
+        stack[i] = encode(target.types[i], step.arguments[i], handles, values);
+    t.check(t.call_dispatcher(target.name.c_str(), target.overload.c_str(), stack.data(), t.abi_version()),
+            target.name);
     std::vector<size_t> read;
     for (const Argument &argument : step.arguments) tensors_of(argument, &read);
     for (size_t i = 0; i < target.results.size(); i++) {
@@ -319,7 +342,9 @@ void call_operator(const OperatorStep &step, Handle *handles, const int64_t *val
         // The memory of an argument will be used again: a result that shares it gets its own.
         int32_t own = -1, other = -1;
         const char *base = storage_of(made, &own);
-        bool shared = base != nullptr && std::any_of(read.begin(), read.end(), [&](size_t slot) { return storage_of(handles[slot], &other) == base; });
+        bool shared = base != nullptr && std::any_of(read.begin(), read.end(), [&](size_t slot) {
+                          return storage_of(handles[slot], &other) == base;
+                      });
         if (shared) {
             Handle copy = nullptr;
             int32_t status = t.clone(made, &copy);

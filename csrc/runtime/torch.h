@@ -11,9 +11,10 @@ namespace fw {
 
 // The functions, as torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h declare them.
 struct Torch {
-    int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device, int32_t index, Handle *);
-    int32_t (*from_blob)(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype, int32_t device,
-                         int32_t index, Handle *);
+    int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device,
+                             int32_t index, Handle *);
+    int32_t (*from_blob)(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset,
+                         int32_t dtype, int32_t device, int32_t index, Handle *);
     int32_t (*copy)(Handle self, Handle source, int32_t non_blocking);
     int32_t (*clone)(Handle, Handle *);
     int32_t (*new_handle)(Handle, Handle *);
@@ -55,7 +56,9 @@ void check_torch_version(const std::string &made_with);
 
 // An operator of the library, as the package's manifest describes it.
 struct Type {
-    enum Kind { Tensor, Int, Float, Bool, String, DType, Layout, MemoryFormat, Device, Optional, List, Other } kind = Other;
+    enum Kind {
+        Tensor, Int, Float, Bool, String, DType, Layout, MemoryFormat, Device, Optional, List, Other
+    } kind = Other;
     std::string text;
     std::vector<Type> inner;
 };
@@ -84,8 +87,8 @@ struct OperatorStep {
 };
 
 // The step that calls `target`; raises a Failure where PyTorch's C interface cannot pass such an argument.
-OperatorStep operator_step(const Operator &target, std::vector<Argument> given, const std::vector<std::string> &keywords,
-                           std::vector<int64_t> results);
+OperatorStep operator_step(const Operator &target, std::vector<Argument> given,
+                           const std::vector<std::string> &keywords, std::vector<int64_t> results);
 // Puts new handles at the results' slots.
 void call_operator(const OperatorStep &step, Handle *handles, const int64_t *values);
 
