@@ -20,7 +20,7 @@ class Classifier(lightning.LightningModule):
         self.losses = []
 
     def configure_model(self):
-        self.network.forward = fusewright.compile(self.network.forward)  # hooks of the wrapper stay outside
+        self.network = fusewright.compile(self.network)
         if sys.argv[1] == "fsdp2":
             fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
 

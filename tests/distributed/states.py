@@ -193,7 +193,8 @@ def works_are_waited_for_by_eager_code(mesh: DeviceMesh) -> None:
 
     def message_over_a_break(x: Tensor) -> Tensor:
         made = torch.zeros_like(x)
-        works = [dist.isend(x, (rank + 1) % size), dist.irecv(made, (rank - 1) % size)]
+        begin = [lambda: dist.isend(x, (rank + 1) % size), lambda: dist.irecv(made, (rank - 1) % size)]
+        works = [call() for call in (begin[::-1] if rank % 2 else begin)]
         fusewright.graph_break()
         for work in works:
             work.wait()
