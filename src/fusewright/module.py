@@ -70,8 +70,10 @@ class ModuleCaller:
                 self._forward, self._fast = forward.__func__, self.wrap(forward.__func__)
                 self._fast.plainly = torch.nn.Module._call_impl  # type: ignore[attr-defined]
                 return self._fast(module, *args, **kwargs)
-        if plain and hooks and _native.modes_known() and _communicates(module) and _is_own(module.forward, module):
-            return torch.nn.Module._call_impl(self._beside_hooks(module.forward.__func__), *args, **kwargs)
+        if plain and hooks and _native.modes_known() and _communicates(module):
+            forward = module.forward
+            if _is_own(forward, module):
+                return torch.nn.Module._call_impl(self._beside_hooks(forward.__func__), *args, **kwargs)
         if not _native.modes_known():  # torch.fx has put another `__call__` in its place
             return torch.nn.Module._call_impl(module, *args, **kwargs)
         if self._slow is None:
