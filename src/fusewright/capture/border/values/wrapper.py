@@ -302,6 +302,9 @@ class _IsAlike:
         return f"is a {self.known.kind.__qualname__} of context {self.known.context!r}"  # type: ignore[union-attr]
 
 
+_READS: tuple[Any, Any] = (torch.Tensor.size, torch.Tensor.stride)
+
+
 class _LaidOut:
     """Guard callable: a tensor whose sizes and strides are what they were, or those of its parts that vary."""
 
@@ -312,14 +315,14 @@ class _LaidOut:
         self.names = names
         self.layout = tuple(
             tuple(_found(axis, value, len(of), reads, inner, parts) for axis, value in enumerate(of))
-            for of, reads in zip(layout, (torch.Tensor.size, torch.Tensor.stride))
+            for of, reads in zip(layout, _READS)
         )
 
     def of(self, parts: list[Any]) -> tuple[tuple[Any, ...], ...]:
         """The sizes and strides of a tensor with these parts."""
         return tuple(
             tuple(reads(parts[value[0]])[value[1]] if isinstance(value, tuple) else value for value in of)
-            for of, reads in zip(self.layout, (torch.Tensor.size, torch.Tensor.stride))
+            for of, reads in zip(self.layout, _READS)
         )
 
     def __call__(self, subject: Any) -> bool:
