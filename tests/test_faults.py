@@ -361,3 +361,39 @@ def test_clocks_that_jump(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert any(isinstance(event, Skipped) and event.report.code == "compile-time" for event in events)
     monkeypatch.undo()
     torch.testing.assert_close(observe(compiled), expected)
+
+
+class Alarm(Exception):
+    """What a program's own handler of a signal raises."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+def test_what_a_handler_raises_leaves_nothing_switched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At many moments of a compile and of the calls after it: PyTorch's modes and settings are as they were, and the next call is right."""
+
+    def handler(number: int, frame: object) -> None:
+        raise Alarm
+
+    def modes() -> tuple[int, int, bool, bool]:
+        depth = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+        return *depth, torch.is_grad_enabled(), torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: None)  # in a finalizer Python itself drops it
+    expected, usual = observe(program), modes()
+    before = signal.signal(signal.SIGALRM, handler)
+    heard = 0
+    try:
+        for moment in range(60):
+            fusewright.reset()
+            compiled = fusewright.compile(program)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 * 1.1**moment)
+                observe(compiled)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Alarm:
+                heard += 1
+            assert modes() == usual, f"moment {moment}"
+            torch.testing.assert_close(observe(compiled), expected)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard > 10

@@ -66,6 +66,7 @@ from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
 from fusewright.base.signals import Deadline, GraphBreak, Signal, SkipFrame, memory_was_short, raised_by_handler
 from fusewright.capture.attempt import capture_frame
+from fusewright.capture.border.values.context import Surroundings
 from fusewright.capture.bytecode.resume import in_loop
 from fusewright.capture.conversions import converting, plain_sources, under_inference_mode
 from fusewright.capture.frame import CapturedFrame
@@ -247,8 +248,12 @@ class Compiler:
         collects = gc.isenabled()
         gc.disable()
         self.notify(Started(name))
+        surroundings = Surroundings()
         try:
             made = self._compile(compiled, state, name, function, values)
+        except BaseException:
+            surroundings.restore()
+            raise
         finally:
             self.deadline.stop()
             if collects:

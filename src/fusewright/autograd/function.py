@@ -127,8 +127,8 @@ def _route(group: Group) -> _Route:
 
 def _apply(halves: Halves, routes: tuple[_Route, ...], inputs: tuple[Any, ...]) -> list[Any]:
     """The graph's outputs, with their gradient functions. Gradients are enabled."""
-    torch._C._set_grad_enabled(False)
-    try:
+    try:  # a signal's handler may raise as soon as gradients are off
+        torch._C._set_grad_enabled(False)
         call = Call(halves, inputs)
     finally:
         torch._C._set_grad_enabled(True)

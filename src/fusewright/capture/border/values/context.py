@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.utils._python_dispatch
 from torch.overrides import _get_current_function_mode_stack
 
-from fusewright.base.records import dataclass
+from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.torch_state import AUTOCAST_DEVICES
 
 
@@ -96,3 +97,26 @@ def restore(before: TorchState) -> None:
     """Puts the settings back as they were."""
     for function, args in changes(snapshot(), before):
         function(*args)
+
+
+_FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
+          "_is_in_any_mode_without_ignore_compile_internals")  # fmt: skip
+_HOME = vars(torch.utils._python_dispatch)
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What a compile must leave as it was. An exception of a signal's handler (Ctrl-C) may come anywhere, also where a
+    context manager is about to put something back: `restore` is for the end of a compile that was cut short."""
+
+    state: TorchState = field(default_factory=snapshot)
+    dispatch_modes: int = field(default_factory=lambda: torch._C._len_torch_dispatch_stack())
+    flags: dict[str, object] = field(default_factory=lambda: {name: _HOME[name] for name in _FLAGS if name in _HOME})
+
+    def restore(self) -> None:
+        while torch._C._len_torch_dispatch_stack() > self.dispatch_modes:
+            torch._C._pop_torch_dispatch_stack(None)
+        _HOME.update(self.flags)
+        while torch._C._len_torch_function_stack() > len(self.state.function_modes):
+            torch._C._pop_torch_function_stack()
+        restore(self.state)
