@@ -35,4 +35,4 @@ def test_each_request_may_fail(library: Path, whose: str, calls: int, mode: str)
     done = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     requests = int(done.stdout)
-    assert requests > 20 or calls, "a compile asks for memory"
+    assert requests >= 10 or calls, "a compile asks for memory"

@@ -223,8 +223,9 @@ def _must_be_unchanged(code: Code, held: Any) -> None:
 def _build_iterator(code: Code, value: Any) -> str:
     reduced = value.__reduce__()
     maker, args, *state = reduced
-    for argument in args:
-        _must_be_unchanged(code, argument)
+    if maker is not iter:  # which asks a list for each element when that is wanted
+        for argument in args:
+            _must_be_unchanged(code, argument)
     arguments = ", ".join(code.expression(argument) for argument in args)
     text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({arguments})"
     if state and state[0] is not None:
