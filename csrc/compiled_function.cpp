@@ -48,7 +48,8 @@ Py_ssize_t find_parameter(PyCodeObject *code, PyObject *name) {
 }
 
 // Binds a call's arguments to out[0:arguments] (new references, NULL where unset) as CPython does. False, with or without an exception, when that fails.
-bool bind(CompiledFunction *self, PyFunctionObject *function, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames, PyObject **out) {
+bool bind(CompiledFunction *self, PyFunctionObject *function, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames,
+          PyObject **out) {
     PyCodeObject *code = reinterpret_cast<PyCodeObject *>(self->code);
     Py_ssize_t positional = code->co_argcount, named = positional + code->co_kwonlyargcount;
     bool has_args = code->co_flags & CO_VARARGS, has_kwargs = code->co_flags & CO_VARKEYWORDS;
@@ -92,7 +93,8 @@ bool bind(CompiledFunction *self, PyFunctionObject *function, PyObject *const *a
     return true;
 }
 
-PyObject *run_eagerly(CompiledFunction *self, PyObject *function, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+PyObject *run_eagerly(CompiledFunction *self, PyObject *function, PyObject *const *args, size_t nargsf,
+                      PyObject *kwnames) {
     Py_INCREF(function);
     PyObject *frames = Py_XNewRef(self->cache.frames), *before = fw_hook_enter_frames(frames);
     PyObject *result =
@@ -104,7 +106,8 @@ PyObject *run_eagerly(CompiledFunction *self, PyObject *function, PyObject *cons
 }
 
 // A call of `function`, whose code is the compiled one's.
-PyObject *call_over(CompiledFunction *self, PyObject *function, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+PyObject *call_over(CompiledFunction *self, PyObject *function, PyObject *const *args, size_t nargsf,
+                    PyObject *kwnames) {
     PyObject *object = reinterpret_cast<PyObject *>(self);
     Py_ssize_t n_args = PyVectorcall_NARGS(nargsf);
     PyObject *result = nullptr;
@@ -146,7 +149,8 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
     int compiled = may_compile(self->function);
     if (compiled < 0) return nullptr;
     if (compiled == 0) {
-        PyObject *eager = self->plainly != nullptr && self->plainly != Py_None && !fw::forced_eager() ? self->plainly : self->function;
+        bool plainly = self->plainly != nullptr && self->plainly != Py_None && !fw::forced_eager();
+        PyObject *eager = plainly ? self->plainly : self->function;
         return PyObject_Vectorcall(eager, args, nargsf, kwnames);
     }
     if (reinterpret_cast<PyFunctionObject *>(self->function)->func_code != self->code) {
@@ -159,7 +163,8 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
 // call_as(function, *args): the same code over other cells finds the versions that there are.
 PyObject *function_call_as(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
-    if (nargs < 1 || !PyFunction_Check(args[0]) || reinterpret_cast<PyFunctionObject *>(args[0])->func_code != self->code) {
+    if (nargs < 1 || !PyFunction_Check(args[0]) ||
+        reinterpret_cast<PyFunctionObject *>(args[0])->func_code != self->code) {
         PyErr_SetString(PyExc_TypeError, "call_as takes a function of the same code, and its arguments");
         return nullptr;
     }

@@ -581,9 +581,7 @@ class World:
         for contexts in (self.disablers, self.inference_guards):
             while contexts:
                 contexts.pop().__exit__(None, None, None)
-        while len(context.snapshot().function_modes) > len(self.state.function_modes):
-            torch.overrides._pop_mode()
-        context.restore(self.state)
+        context.leave(self.state)
 
     def forget(self) -> None:
         """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have

@@ -99,6 +99,13 @@ def restore(before: TorchState) -> None:
         function(*args)
 
 
+def leave(before: TorchState) -> None:
+    """Puts the settings back as they were, and takes off the function modes that were put on since."""
+    while torch._C._len_torch_function_stack() > len(before.function_modes):
+        torch._C._pop_torch_function_stack()
+    restore(before)
+
+
 _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
           "_is_in_any_mode_without_ignore_compile_internals")  # fmt: skip
 _HOME = vars(torch.utils._python_dispatch)
@@ -117,6 +124,7 @@ class Surroundings:
         while torch._C._len_torch_dispatch_stack() > self.dispatch_modes:
             torch._C._pop_torch_dispatch_stack(None)
         _HOME.update(self.flags)
-        while torch._C._len_torch_function_stack() > len(self.state.function_modes):
-            torch._C._pop_torch_function_stack()
-        restore(self.state)
+        tell = _HOME.get("set_is_in_mode_without_ignore_compile_internals")  # native code has that flag too
+        if tell is not None and _FLAGS[-1] in self.flags:
+            tell(self.flags[_FLAGS[-1]])
+        leave(self.state)
