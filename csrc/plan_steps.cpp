@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cuda.h"
+#include "interruptions.h"
 #include "plan.h"
 
 namespace fw {
@@ -131,7 +132,7 @@ bool Runner::fail(const std::string &message, PyObject *error_when_mutated) {
 
 // The exception that is set becomes the cause of a RuntimeFallback, unless it must reach the user as it is.
 bool Runner::fail_with_current_exception(const std::string &name) {
-    if (mutated_ || !PyErr_ExceptionMatches(PyExc_Exception)) return false;
+    if (mutated_ || is_programs()) return false;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);

@@ -75,12 +75,13 @@ from fusewright.capture.guards.sources import Item, Source
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
-from fusewright.process import PROCESS, FunctionState, call_with_locals, function_name
+from fusewright.process import PROCESS, FunctionState, HandlersHeard, call_with_locals, function_name
 
 CompiledFunction = _native.CompiledFunction
 _native.hook_set_policy(policy)
 forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+_get_eval_frame = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
 """Reasons to run one call eagerly that say nothing about the next one."""
@@ -185,19 +186,32 @@ class Compiler:
         RecompileError under that stance. What else goes wrong in capture or compilation ends here, and the call runs
         eagerly.
         """
-        # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it
-        # and noting so.
-        if not PROCESS.lock.acquire(blocking=not self.settings["background"]):
-            return None  # something is being compiled in the background: this call does not wait for it
-        # torch.compile, where it calls what fusewright compiles, does not trace the compiler
-        watcher = _set_eval_frame(None)
-        try:
-            return self._miss(compiled, function, values)
-        except (Exception, Signal) as error:
-            return self._failed(compiled, function, error)
-        finally:
-            _set_eval_frame(watcher)
+        if self.settings["background"]:
+            if not PROCESS.lock.acquire(blocking=False):
+                return None  # something is being compiled in the background: this call does not wait for it
             PROCESS.lock.release()
+        # No Python code takes the lock: a signal's handler, or the end of the stack, could come between taking it and
+        # noting so. Nor does it put anything back.
+        heard, entries = HandlersHeard(), compiled.entries
+        with PROCESS.lock:
+            # torch.compile, where it calls what fusewright compiles, does not trace the compiler
+            watcher = _get_eval_frame()
+            try:
+                _set_eval_frame(None)
+                heard.listen()
+                made = self._miss(compiled, function, values)
+            except (Exception, Signal) as error:
+                made = None
+                self._failed(compiled, function, heard.raised.pop(0) if heard.raised else error)
+            finally:
+                _set_eval_frame(watcher)
+                _native.set_signal_handlers(heard.away)
+            if heard.raised:  # and something has taken it for an answer: no more is known than before
+                for entry in set(compiled.entries) - set(entries):
+                    compiled.remove(entry)
+                PROCESS.states.setdefault(compiled, FunctionState()).skipped = False
+                raise heard.raised.pop(0)
+        return made
 
     def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         for entry in compiled.entries:
