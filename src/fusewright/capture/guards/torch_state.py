@@ -58,9 +58,16 @@ def _keys() -> tuple[int, int]:
     return torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr()
 
 
+def _names_key() -> int:
+    """The dispatch key of named tensors, which guards refuse anyway: PyTorch's engine switches it off around a node's
+    backward (up to 2.12), where a checkpoint computes again what its forward computed by compiled code."""
+    key = torch._C._parse_dispatch_key("Named")
+    return 0 if key is None else int(torch._C.DispatchKeySet.from_raw_repr(0).add(key).raw_repr())
+
+
 class _Modes:
     """The states in which compiled code may run, as PyTorch's dispatch keys show them in a thread where nothing else is
-    switched on."""
+    switched on. ignored: the keys whose exclusion changes nothing that guards do not see, in any combination."""
 
     def __init__(self) -> None:
         self.native = True
@@ -73,11 +80,12 @@ class _Modes:
         self._compare()
         with torch.inference_mode():
             self.inference = self._compare()
-        self.autocast = 0
+        autocast = 0
         for device in AUTOCAST_DEVICES:
             torch.set_autocast_enabled(device, True)
-            self.autocast |= self._compare()[1]
+            autocast |= self._compare()[1]
             torch.set_autocast_enabled(device, False)
+        self.ignored = autocast | _names_key()
 
     def _compare(self) -> tuple[int, int]:
         """How the present keys differ from the usual ones. Whether native code reads the same is noted."""
@@ -90,7 +98,7 @@ class _Modes:
     def known(self) -> bool:
         """What csrc/modes.cpp cannot tell by itself, and the rest where it does not read it."""
         included, excluded = _keys()
-        changed = included ^ self.usual[0], (excluded ^ self.usual[1]) & ~self.autocast
+        changed = included ^ self.usual[0], (excluded ^ self.usual[1]) & ~self.ignored
         if changed not in ((0, 0), self.inference) or torch.is_anomaly_enabled():
             return False
         return all(type(mode) is DeviceContext for mode in _function_modes())
@@ -101,7 +109,7 @@ _USUAL_GLOBALS = (
     (vars(forward_ad), "_current_level", -1),
 )
 MODES = _Modes()
-_native.set_modes(MODES.native, MODES.inference, MODES.autocast, MODES.known, _USUAL_GLOBALS)
+_native.set_modes(MODES.native, MODES.inference, MODES.ignored, MODES.known, _USUAL_GLOBALS)
 
 
 def capture_global_state() -> GlobalState:
