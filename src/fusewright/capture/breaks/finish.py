@@ -74,7 +74,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
         (value,) = continuation.values
         if (
             world.recorder_owns(value)
-            and not is_traced_subclass(value)
+            and value.python_class is torch.Tensor
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
             and not _cut(world, value, made_here=False)
@@ -409,9 +409,14 @@ class Code:
         if cut:
             text = self.start(value, f"{text}{cut}")
         attributes = self.world.tensor_attributes.get(id(value))
-        if is_traced_subclass(value):
-            kind = self.bind(value.python_class.__name__, value.python_class)  # type: ignore[attr-defined]
-            text = self.start(value, f"{self.bind('as_subclass', torch.Tensor.as_subclass)}({text}, {kind})")
+        kind: type = value.python_class  # type: ignore[attr-defined]
+        if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):  # type: ignore[attr-defined]
+            text = self.start(value, text)  # a leaf of autograd must stay the very tensor
+            self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
+        elif is_traced_subclass(value):
+            bound = self.bind(kind.__name__, kind)
+            text = self.start(value, f"{self.bind('as_subclass', torch.Tensor.as_subclass)}({text}, {bound})")
+        if kind is not torch.Tensor:
             pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())
             if pairs:
                 self.lines.append(f"{text}.__dict__.update({{{pairs}}})")
