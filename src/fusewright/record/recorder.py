@@ -96,7 +96,7 @@ class Recorder:
         self.inputs: list[tuple[torch.fx.Node, object]] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.submodules: dict[str, torch.fx.GraphModule] = {}
-        self.op_count = 0
+        self.op_count = self.user_code = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._torch_level = TorchLevel(self)
         self._last_placeholder: torch.fx.Node | None = None

@@ -75,6 +75,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
         if (
             world.recorder_owns(value)
             and value.python_class is torch.Tensor
+            and _gradient(value) is None
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
             and not _cut(world, value, made_here=False)
@@ -424,6 +425,10 @@ class Code:
             text = self.start(value, text)
             for name, attribute in attributes.items():
                 self.lines.append(f"{text}.{name} = {self.expression(attribute)}")
+        gradient = _gradient(value)
+        if gradient is not None:
+            text = self.start(value, text)
+            self.lines.append(f"{text}.grad = {self.expression(gradient)}")
         return text
 
     def _recast(self, value: Any) -> str:
@@ -467,6 +472,11 @@ class Code:
 
 def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.Tensor:
     return target(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _gradient(value: Any) -> torch.Tensor | None:
+    """What a backward inside has accumulated in a leaf that was made inside."""
+    return value.grad if value.made_leaf else None
 
 
 def _cut(world: World, value: Any, made_here: bool) -> str:
