@@ -25,6 +25,7 @@ from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
 from fusewright.capture.border.native import Interceptor
+from fusewright.capture.border.values import tensor_number
 from fusewright.capture.border.values.tensor import check_data
 from fusewright.capture.border.witness import Witness
 from fusewright.capture.border.world import World
@@ -171,6 +172,7 @@ class _Attempt:
         if env is not None and options.level == "aten":
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)
+        tracer.recorder.ask_number = functools.partial(tensor_number.ask, tracer.world)
         tracer.world.repeats.enabled = assumptions.replays
         tracer.world.may_infer = assumptions.inference
         tracer.world.wrappers.no_gradients = assumptions.no_gradients
@@ -185,6 +187,7 @@ class _Attempt:
             world.close()
             world.forget()
             self.tracer.forget()
+            self.tracer.recorder.ask_number = None
             env = self.tracer.recorder.env
             if env is not None:
                 # PyTorch holds symbolic sizes where the collector of cycles does not look: nothing may lead from them

@@ -13,6 +13,10 @@ from torch._ops import OpOverload
 from fusewright.sizes.shape_env import ShapeEnv
 
 
+AskNumber = Callable[[torch.fx.Node, Callable[[float, float], bool], float], bool | None]
+"""Whether the number that a node holds is so related to a constant (a guard asks it again); None: that is not known."""
+
+
 class Recorder(Protocol):
     """Records operators on traced tensors as nodes of one graph (record/recorder.py says what each attribute means)."""
 
@@ -20,6 +24,7 @@ class Recorder(Protocol):
     env: ShapeEnv | None
     has_floats: bool
     data_numbers: bool
+    ask_number: AskNumber | None
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
     lines: Any  # record/forward_lines.py
     waited: dict[torch.fx.Node, Any]

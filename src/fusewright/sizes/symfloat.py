@@ -69,6 +69,13 @@ _RELATIONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
 }
 _SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+PYTHON_FORMS: dict[object, Callable[..., float]] = {
+    **{target: plain for target, plain in (*_UNARY.values(), *_BINARY.values())},
+    aten.rsub.Scalar: lambda right, left: left - right,
+    aten.pow.Tensor_Scalar: operator.pow,
+    aten.pow.Scalar: operator.pow,
+}
+"""What Python computes where the graph has one of the operators of this page."""
 MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
 
 
@@ -367,11 +374,16 @@ class FloatNode:
             or history.compute is None
             or not isinstance(history.origins[0], OutsideFloat)
         ):
-            return relation(self.guard_float("", 0), other)
+            answer = self._asked_of_tensor(relation, other)
+            return relation(self.guard_float("", 0), other) if answer is None else answer
         compute = history.compute
         answer = relation(history.value, other)
         history.origins[0].tests.append((lambda value: relation(compute(value), other), answer))
         return answer
+
+    def _asked_of_tensor(self, relation: Callable[[float, float], bool], other: float) -> bool | None:
+        ask = self.recorder.ask_number if self.history is None else None
+        return None if ask is None or self.tensor is None else ask(self.tensor.node, relation, other)  # type: ignore
 
     def _relation(self, other: object, op: str) -> SymNode:
         right = self._node(other)

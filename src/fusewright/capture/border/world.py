@@ -63,6 +63,7 @@ class World:
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
+        self.number_tests: tuple[dict[Source, Any], dict[object, Any]] = ({}, {})  # see values/tensor_number.py
         # inference mode may be entered inside; it has been; what is open of it
         self.may_infer, self.infers, self.inference_guards = True, False, []
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without

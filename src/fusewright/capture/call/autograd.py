@@ -11,6 +11,7 @@ capture is a graph break.
 from __future__ import annotations
 
 import itertools
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -76,11 +77,19 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         for node in nodes
     )
     repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
-    if not repeatable or any(node is not None and node not in nodes for node in outputs):
+    apart = not repeatable or any(node is not None and node not in nodes for node in outputs)
+    _note_user_code(tracer, None if apart else Application(cls.apply, again, nodes, outputs))
+    return result
+
+
+def _note_user_code(tracer: Tracer, what: Application | Hook | None) -> None:
+    """Notes a part of the gradients that is the program's own; None for one that another call may have otherwise."""
+    recorder = tracer.recorder
+    recorder.user_code += 1
+    if what is None:
         recorder.user_gradients = None
     elif recorder.user_gradients is not None:
-        recorder.user_gradients.append(Application(cls.apply, again, nodes, outputs))
-    return result
+        recorder.user_gradients.append(what)
 
 
 class _Varying:
@@ -273,11 +282,9 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak("autograd-call", "Tensor.register_hook() of a hook with effects beyond its result")
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
-        recorder = tracer.recorder
-        if not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
-            recorder.user_gradients = None  # what it holds may be of this call alone
-        elif recorder.user_gradients is not None:
-            recorder.user_gradients.append(Hook(tensor.node, hook))
+        # what it holds may be of this call alone
+        held = not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
+        _note_user_code(tracer, None if held else Hook(tensor.node, hook))
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
 
 
@@ -316,7 +323,27 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
     return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
 
 
-METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {"requires_grad_": _requires_grad}
+def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> None:
+    """Tensor.retain_grad. A backward inside keeps the gradient in the traced tensor. One outside would have to reach a
+    tensor that leaves the graph, through the graph's inside: that runs eagerly (autograd/record.py)."""
+    world, keep_gradient = tracer.world, torch.Tensor.retain_grad
+    world.requires_grad_matters = True
+    if not tensors.requires_grad(world, tensor):
+        return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
+    if world.outside(tensor) is not None:
+        if not tensors.guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
+            world.effects.hooked.add(id(tensor))
+            world.effects.defer(keep_gradient, (tensor,), {})
+        return None
+    if tracer.recorder.level != "aten":
+        return world.torch_call(keep_gradient, (tensor,), {})  # type: ignore[no-any-return]
+    return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
+
+
+METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    "requires_grad_": _requires_grad,
+    "retain_grad": _retain_grad,
+}
 
 
 # Checkpoints.

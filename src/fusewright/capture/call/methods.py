@@ -35,6 +35,7 @@ from fusewright.capture.call import (
     builtins as call_builtins,
     classes as call_classes,
     host_random,
+    optimizers,
     ordering,
     subclasses,
     support as call_support,
@@ -246,7 +247,7 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         value = tracer.recorder.known_value(owner)
         if value is not None:
             return native(getattr(torch.Tensor, name), value, *args, **kwargs)
-        if tracer.recorder.data_numbers and name in _NUMBERS_OF and not args and not kwargs:
+        if (tracer.recorder.data_numbers or optimizers.reads_numbers(tracer)) and name in _NUMBERS_OF and not args and not kwargs:
             if name == "tolist" and all(type(size) is int for size in owner.shape):
                 return _listed(tracer, owner)
             if owner.numel() == 1 and name != "tolist" and owner.dtype in _NUMBERS_OF[name]:

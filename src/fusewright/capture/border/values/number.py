@@ -13,6 +13,7 @@ import torch
 
 from fusewright.capture.border.dynamic import from_argument, is_symbolic_throughout
 from fusewright.capture.border.values.memory import Address, Storage
+from fusewright.capture.border.values.tensor_number import outcome_guards
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, NumberTensor, Source
@@ -113,8 +114,8 @@ def load_int(world: World, real: int, source: Source) -> object:
 
 
 def number_guards(world: World) -> list[Guard]:
-    """The guards on floats: the type, and the value or what was asked about it."""
-    guards: list[Guard] = []
+    """The guards on floats: the type, and the value or what was asked about it; and those on tensors that hold one."""
+    guards = outcome_guards(world)
     for source, (_, origin) in world.numbers.items():
         if origin is None:
             continue

@@ -310,6 +310,10 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
     if name == "data":
         _store_data(world, tensor, value)
         return
+    if name == "grad" and world.recorder.level == "aten" and tensor.made_leaf:  # type: ignore[attr-defined]
+        return native(setattr, tensor, name, value)  # type: ignore[no-any-return]
+    if name == "requires_grad":
+        return world.tracer.call(torch.Tensor.requires_grad_, (tensor, value))  # type: ignore[no-any-return]
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
     namespace = _namespace(world, tensor)
