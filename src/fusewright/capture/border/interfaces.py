@@ -77,7 +77,8 @@ class World(Protocol):
     overridden: bool
     disablers: list[Any]
     repeats: Any
-    reads_arrays: bool
+    arrays: list[tuple[Any, Source, torch.Tensor]]
+    error_states: list[Any]
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]
     global_hooks_checked: bool

@@ -59,7 +59,9 @@ class World:
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
         self.module_sources: set[Source] = set()
         self.wrappers = wrapper.Wrappers()
-        self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
+        self.uses_arrays = False  # NumPy arrays are traced
+        self.arrays: list[tuple[Any, Source, torch.Tensor]] = []  # those that are inputs
+        self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
@@ -568,8 +570,9 @@ class World:
         wrapper.check_unchanged(self)
         if self.inference_guards:
             raise Retry(inference=False)
-        if self.disablers:
-            raise GraphBreak("open-context", "a context that disables __torch_function__ is open across a graph break")
+        if self.disablers or self.error_states:
+            what = "disables __torch_function__" if self.disablers else "sets NumPy's treatment of errors"
+            raise GraphBreak("open-context", f"a context that {what} is open across a graph break")
         now, then = context.snapshot(), self.state
         if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
@@ -578,7 +581,7 @@ class World:
     def close(self) -> None:
         """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
         wrapper.forget_masks(self)
-        for contexts in (self.disablers, self.inference_guards):
+        for contexts in (self.disablers, self.inference_guards, self.error_states):
             while contexts:
                 contexts.pop().__exit__(None, None, None)
         context.leave(self.state)

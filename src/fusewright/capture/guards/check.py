@@ -257,10 +257,17 @@ def tensor_matches(guard: TensorGuard) -> Callable[[object], bool]:
     return lambda tensor: tensor_difference(guard, tensor) is None
 
 
-def storages_are_apart(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether no two of the tensors' whole storages share a byte."""
+def storages_are_apart(tensors: tuple[Any, ...]) -> bool:
+    """Whether no two of the tensors' whole storages share a byte. Of a NumPy array (with no negative strides) it is
+    the range that its elements lie in."""
     ranges = []
     for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            start = tensor.__array_interface__["data"][0]
+            if tensor.size:
+                last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.strides))
+                ranges.append((start, start + last + tensor.itemsize))
+            continue
         storage = tensor.untyped_storage()
         if storage.data_ptr() and storage.nbytes():
             ranges.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
