@@ -26,10 +26,10 @@ NUMPY_CALL = torch.ops.fusewright.numpy_call.default
 _NAMES = {
     np: """
         sort argsort partition argpartition median percentile quantile nanmedian nanpercentile nanquantile lexsort
-        nanmean nansum nanstd nanvar nanmax nanmin nanprod nanargmax nanargmin nancumsum nancumprod sum prod mean std var
-        max min amax amin argmax argmin all any ptp average cumsum cumprod diff ediff1d gradient trapezoid cross kron
-        inner outer vdot tensordot trace dot tile roll pad triu tril interp searchsorted digitize convolve correlate
-        corrcoef cov take take_along_axis select choose clip round around nan_to_num isclose where histogram
+        nanmean nansum nanstd nanvar nanmax nanmin nanprod nanargmax nanargmin nancumsum nancumprod sum prod mean
+        std var max min amax amin argmax argmin all any ptp average cumsum cumprod diff ediff1d gradient trapezoid
+        cross kron inner outer vdot tensordot trace dot tile roll pad triu tril interp searchsorted digitize convolve
+        correlate corrcoef cov take take_along_axis select choose clip round around nan_to_num isclose where histogram
         concatenate stack hstack vstack dstack column_stack append insert delete array_equal allclose count_nonzero
         polyval polyfit heaviside sinc i0 unwrap angle fix isneginf isposinf cbrt vander repeat matmul
         zeros_like ones_like full_like isin resize block vecdot reshape ravel einsum

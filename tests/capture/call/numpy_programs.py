@@ -27,7 +27,7 @@ def np_quantiles(a):
 
 @program(waves)
 def np_factors(a):
-    u, s, vt = np.linalg.svd(a)
+    u, s, _ = np.linalg.svd(a)
     return np.abs(u), s, np.linalg.qr(a).R, np.linalg.cond(a), np.linalg.matrix_rank(np.ones((2, 2)))
 
 
@@ -133,7 +133,7 @@ def np_rearranged(a):
 
 @program(waves)
 def np_statistics(a):
-    return a.std(ddof=1), np.mean(a, axis=(0, 1)), np.average(a, weights=np.abs(a)), np.cov(a), np.max(a, initial=3)
+    return a.std(), np.mean(a, axis=(0, 1)), np.average(a, weights=np.abs(a)), np.cov(a), np.max(a, initial=3)
 
 
 @program(waves)

@@ -25,18 +25,18 @@ CALLS = 3
 OPEN = frozenset(
     """
     catch_warnings_read catch_warnings_record data_ptr_as_number data_store_of_another_type
-    dict_iterator_argument enumerate_argument fork_rng generator_argument
-    generator_given inference_inside_then_grad
+    dict_iterator_argument enumerate_argument generator_argument
+    inference_inside_then_grad
     iterator_argument lazy_module
-    lazy_modules lru_cache_of_tensor module_backward_hook
+    lazy_modules  module_backward_hook
     parameter_inside parameter_returned random_branch random_choice random_range_of_nothing
-    register_hook_then_write retain_grad rng_state saved_tensors_hooks seeded
+    register_hook_then_write retain_grad saved_tensors_hooks
     step_adafactor step_asgd step_radam step_radam_loop
     thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
-OPEN_AT_ATEN_LEVEL: frozenset[str] = frozenset()
+OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view"})
 
 
 def described(value: Any) -> Any:
@@ -50,6 +50,10 @@ def described(value: Any) -> Any:
         return (type(value).__name__, *map(described, value))
     if isinstance(value, dict):
         return {key: described(one) for key, one in value.items()}
+    if isinstance(value, torch.Generator):
+        return ("generator", value.get_state())
+    if isinstance(value, random.Random):
+        return ("generator", value.getstate())
     if isinstance(value, np.ndarray):
         return ("array", torch.from_numpy(value.copy()))
     if isinstance(value, (int, float, str, bytes, type(None), torch.dtype, np.generic)):

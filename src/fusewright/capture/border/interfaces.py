@@ -79,6 +79,8 @@ class World(Protocol):
     repeats: Any
     arrays: list[tuple[Any, Source, torch.Tensor]]
     error_states: list[Any]
+    generators: dict[int, tuple[Any, Any, Any]]
+    cached: dict[int, dict[Any, Any]]
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]
     global_hooks_checked: bool

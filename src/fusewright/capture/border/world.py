@@ -31,6 +31,7 @@ from fusewright.capture.border.values import (
     array,
     cls as classes,
     context,
+    generator,
     list as lists,
     number,
     object as objects,
@@ -61,6 +62,9 @@ class World:
         self.wrappers = wrapper.Wrappers()
         self.uses_arrays = False  # NumPy arrays are traced
         self.arrays: list[tuple[Any, Source, torch.Tensor]] = []  # those that are inputs
+        # random generators of the program's: (it, its state, the call that writes that back)
+        self.generators: dict[int, tuple[Any, Any, Any]] = {}
+        self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
         self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
@@ -345,6 +349,7 @@ class World:
         """Identities of the outside objects (and instance dictionaries) that may have been written to."""
         written = {id(self.real_of(store.target)) for store in self.effects.slots.values()}
         written |= {id(namespace.real) for namespace in self._dicts if namespace.stores}
+        written |= self.generators.keys()
         return written | {id(shadow.real) for shadow in self.effects.shadows}
 
     # Names.
@@ -531,6 +536,8 @@ class World:
         given = (*args, *kwargs.values())
         if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
+        if any(isinstance(argument, torch.Generator) for argument in given):
+            return generator.drawing(self, fn, args, kwargs)
         objects = torch_function.overriding(args, kwargs)
         if objects and (answer := torch_function.overridden(self, fn, args, kwargs, objects)) is not MISSING:
             return answer

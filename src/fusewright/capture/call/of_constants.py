@@ -123,11 +123,12 @@ def _search_path() -> tuple[Any, ...]:
 
 
 def _error_state(name: str) -> Row:
-    """`with np.errstate(...)`: entered while the call is captured, for the functions of NumPy's that the graph calls."""
+    """`with np.errstate(...)`: entered while the call is captured, for the functions of NumPy's it records."""
 
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         states, state = tracer.world.error_states, args[0]
-        if tracer.world.outside(state) is not None or (name == "__exit__" and (not states or states[-1] is not state)):
+        unknown = name == "__exit__" and (not states or states[-1] is not state)
+        if unknown or tracer.world.outside(state) is not None:
             raise GraphBreak("open-context", "a np.errstate that was made before the call")
         if name == "__enter__":
             tracer.world.guard_answer(np.geterr, (), np.geterr())
@@ -144,7 +145,7 @@ _NUMPY = (
     np.meshgrid, np.unique, np.nonzero, np.bincount, np.broadcast_to, np.expand_dims, np.squeeze,
 )  # fmt: skip
 ROWS: list[tuple[Any, Row]] = [
-    *((fn, _of_numpy(fn)) for fn in {**dict.fromkeys(_NUMPY), **dict.fromkeys(numpy_calls.of_numpy())}),
+    *((fn, _of_numpy(fn)) for fn in (*_NUMPY, *numpy_calls.of_numpy())),
     *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
     *((fn, _of_environment(fn)) for fn in (importlib.util.find_spec, importlib.metadata.version,

@@ -199,6 +199,16 @@ class ArrayTensor(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class GeneratorState(Source):
+    """The state of a `torch.Generator`, as the tensor that the graph takes in its place."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"{self.base.text()}.get_state()"
+
+
+@dataclass(frozen=True, slots=True)
 class PlainTensor(Source):
     """A tensor of a subclass, as the plain tensor that the graph takes in its place."""
 

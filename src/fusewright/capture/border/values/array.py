@@ -306,7 +306,7 @@ def by_numpy(world: World, function: Any, args: tuple[Any, ...], kwargs: dict[st
     return parts[0] if about.together is None else about.together(parts)
 
 
-def _errors(world: World) -> tuple[tuple[str, str], ...]:
+def _errors(world: World) -> tuple[tuple[str, object], ...]:
     """What the program has set with `np.errstate`, where that is not how the call began. (What raises or calls back is
     asked for nowhere else.)"""
     now = np.geterr()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values.array import (
     BINARY,
     DTYPES,
