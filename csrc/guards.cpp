@@ -242,6 +242,9 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
             // A subclass (weakref.KeyedRef) that is called as its base is.
             if (!PyWeakref_CheckRef(frame.slots[in.base]) || Py_TYPE(frame.slots[in.base])->tp_call != _PyWeakref_RefType.tp_call) return nullptr;
             return own(frame, PyObject_CallNoArgs(frame.slots[in.base]));
+        case OP_COMPUTED:
+            pin(frame, in.slot);
+            return own(frame, PyObject_CallOneArg(in.object, frame.slots[in.base]));
         case OP_ATTRIBUTE:
             if (in.arg != kGeneric) return read_field(frame.slots[in.base], in.arg);
             pin(frame, in.slot);

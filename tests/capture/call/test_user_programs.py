@@ -4,6 +4,7 @@ effects (arguments, output, warnings, the state of every random generator) and e
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import random
 import warnings
@@ -25,14 +26,14 @@ CALLS = 3
 OPEN = frozenset(
     """
     catch_warnings_read catch_warnings_record data_ptr_as_number data_store_of_another_type
-    dict_iterator_argument enumerate_argument generator_argument
+    generator_argument
     inference_inside_then_grad
-    iterator_argument lazy_module
-    lazy_modules  module_backward_hook
+    iterator_over_a_list_that_grows lazy_module
+    lazy_modules  map_argument module_backward_hook
     parameter_inside parameter_returned random_branch random_choice random_range_of_nothing
     register_hook_then_write retain_grad saved_tensors_hooks
     step_adafactor step_asgd step_radam step_radam_loop
-    thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
+    thread_lock time_perf_counter time_time unpickled weakref_made
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
@@ -58,11 +59,14 @@ def described(value: Any) -> Any:
         return ("array", torch.from_numpy(value.copy()))
     if isinstance(value, (int, float, str, bytes, type(None), torch.dtype, np.generic)):
         return (type(value), value)
+    if hasattr(value, "__length_hint__"):
+        return (type(value), list(copy.copy(value)))
     return type(value).__qualname__
 
 
 def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) -> list[Any]:
     """What CALLS calls do, each with arguments of its own."""
+    python_programs.position = iter(range(1, 100))
     torch.manual_seed(11), random.seed(12), np.random.seed(13)
     for cached in (python_programs.cached_tensor, python_programs.cached_of_tensor, python_programs.WithCache.of):
         cached.cache_clear()

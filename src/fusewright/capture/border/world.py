@@ -21,7 +21,7 @@ from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, NATIVE_TYPES
-from fusewright.capture.border.effects import Effects, Shadow
+from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
 from fusewright.capture.border.memoise import Repeats
@@ -64,6 +64,7 @@ class World:
         self.arrays: list[tuple[Any, Source, torch.Tensor]] = []  # those that are inputs
         # random generators of the program's: (it, its state, the call that writes that back)
         self.generators: dict[int, tuple[Any, Any, Any]] = {}
+        self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
         self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}

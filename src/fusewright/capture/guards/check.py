@@ -23,6 +23,7 @@ from fusewright import _native
 from fusewright.capture.guards.sources import (
     Attribute,
     Closure,
+    Computed,
     Constant,
     DictKey,
     FunctionSource,
@@ -158,6 +159,7 @@ _EVALUATE: dict[type, Callable[..., object]] = {
     Item: _item,
     TypeOf: lambda s, locals, f: type(evaluate(s.base, locals, f)),
     Referent: _referent,
+    Computed: lambda s, locals, f: s.function(evaluate(s.base, locals, f)),
     DictKey: _dict_key,
     TensorSize: lambda s, locals, f: evaluate(s.base, locals, f).size(s.dim),
     TensorStride: lambda s, locals, f: evaluate(s.base, locals, f).stride(s.dim),
@@ -187,6 +189,8 @@ def readable(source: Source) -> str:
             return f"type({readable(base)})"
         case Referent(base):
             return f"{readable(base)}()"
+        case Computed(base, function):
+            return f"{function.__name__}({readable(base)})"
         case DictKey(base, index):
             return f"list({readable(base)})[{index}]"
         case TensorSize(base, dim):

@@ -8,6 +8,8 @@ and by a person reading a recompile log.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
+from typing import Any
 
 from fusewright.base.records import KeepsHash, dataclass
 
@@ -143,6 +145,21 @@ class Referent(Source):
 
     def text(self) -> str:
         return f"{self.base.text()}()"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(Source):
+    """`function(base)`: what a function of ours reads from an object, without changing it."""
+
+    base: Source
+    function: Callable[[Any], object]
+
+    @property
+    def name(self) -> str:
+        return f"__{self.function.__name__}"
+
+    def text(self) -> str:
+        return f"{self.name}({self.base.text()})"
 
 
 @dataclass(frozen=True, slots=True)
