@@ -125,6 +125,12 @@ bool all_different(const Frame &frame, Group &group) {
     return true;
 }
 
+bool all_tensors(const Frame &frame, const Group &group) {  // else NumPy arrays are among them
+    for (int32_t slot : group.slots)
+        if (frame.slots[slot] == nullptr || !is_tensor(frame.slots[slot])) return false;
+    return true;
+}
+
 bool no_overlap(const Frame &frame, const Group &group) {
     std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
     ranges.reserve(group.slots.size());
@@ -237,6 +243,9 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
             // A subclass (weakref.KeyedRef) that is called as its base is.
             if (!PyWeakref_CheckRef(frame.slots[in.base]) || Py_TYPE(frame.slots[in.base])->tp_call != _PyWeakref_RefType.tp_call) return nullptr;
             return own(frame, PyObject_CallNoArgs(frame.slots[in.base]));
+        case OP_COMPUTED:
+            pin(frame, in.slot);
+            return own(frame, PyObject_CallOneArg(in.object, frame.slots[in.base]));
         case OP_ATTRIBUTE:
             if (in.arg != kGeneric) return read_field(frame.slots[in.base], in.arg);
             pin(frame, in.slot);
@@ -392,7 +401,7 @@ Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const A
             case OP_SAME: passes = frame.slots[in.slot] != nullptr && frame.slots[in.slot] == frame.slots[in.base]; break;
             case OP_DIFFERENT: passes = all_different(frame, code.groups[in.detail]); break;
             case OP_NO_OVERLAP:
-                if (layout.storage_ready) {
+                if (layout.storage_ready && all_tensors(frame, code.groups[in.detail])) {
                     passes = no_overlap(frame, code.groups[in.detail]);
                 } else {
                     pin(frame, code.slots);

@@ -105,8 +105,9 @@ BREAKS: dict[str, tuple[str, str]] = {
         "only a part of the work would be timed",
     ),
     "random-state": (
-        "the random generator is seeded, or its state read or set",
-        "seed before calling the compiled function",
+        "a random generator of a GPU is seeded or given to an operator, or a seed is asked for",
+        "do it before the call: a seed may be passed in, and torch.manual_seed and generators of the CPU may be used "
+        "inside",
     ),
     "host-random": (
         "Python's or NumPy's random generator is used for more than a number or an array (a choice, a shuffle, a seed, "

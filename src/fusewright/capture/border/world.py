@@ -21,7 +21,7 @@ from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, NATIVE_TYPES
-from fusewright.capture.border.effects import Effects, Shadow
+from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
 from fusewright.capture.border.memoise import Repeats
@@ -31,6 +31,7 @@ from fusewright.capture.border.values import (
     array,
     cls as classes,
     context,
+    generator,
     list as lists,
     number,
     object as objects,
@@ -59,7 +60,13 @@ class World:
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
         self.module_sources: set[Source] = set()
         self.wrappers = wrapper.Wrappers()
-        self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
+        self.uses_arrays = False  # NumPy arrays are traced
+        self.arrays: list[tuple[Any, Source, torch.Tensor]] = []  # those that are inputs
+        # random generators of the program's: (it, its state, the call that writes that back)
+        self.generators: dict[int, tuple[Any, Any, Any]] = {}
+        self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
+        self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
+        self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
@@ -344,6 +351,7 @@ class World:
         """Identities of the outside objects (and instance dictionaries) that may have been written to."""
         written = {id(self.real_of(store.target)) for store in self.effects.slots.values()}
         written |= {id(namespace.real) for namespace in self._dicts if namespace.stores}
+        written |= self.generators.keys()
         return written | {id(shadow.real) for shadow in self.effects.shadows}
 
     # Names.
@@ -530,6 +538,8 @@ class World:
         given = (*args, *kwargs.values())
         if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
+        if any(isinstance(argument, torch.Generator) for argument in given):
+            return generator.drawing(self, fn, args, kwargs)
         objects = torch_function.overriding(args, kwargs)
         if objects and (answer := torch_function.overridden(self, fn, args, kwargs, objects)) is not MISSING:
             return answer
@@ -569,8 +579,9 @@ class World:
         wrapper.check_unchanged(self)
         if self.inference_guards:
             raise Retry(inference=False)
-        if self.disablers:
-            raise GraphBreak("open-context", "a context that disables __torch_function__ is open across a graph break")
+        if self.disablers or self.error_states:
+            what = "disables __torch_function__" if self.disablers else "sets NumPy's treatment of errors"
+            raise GraphBreak("open-context", f"a context that {what} is open across a graph break")
         now, then = context.snapshot(), self.state
         if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
@@ -579,7 +590,7 @@ class World:
     def close(self) -> None:
         """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
         wrapper.forget_masks(self)
-        for contexts in (self.disablers, self.inference_guards):
+        for contexts in (self.disablers, self.inference_guards, self.error_states):
             while contexts:
                 contexts.pop().__exit__(None, None, None)
         context.leave(self.state)

@@ -436,6 +436,16 @@ def _build_handle(code: Code, value: RemovableHandle) -> str:
     return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
 
 
+def _build_random_generator(code: Code, value: torch.Generator) -> str:
+    made = code.start(value, f"{code.bind('Generator', torch.Generator)}()")
+    known = code.world.generators.get(id(value))
+    if known is None:
+        raise GraphBreak("cannot-rebuild", "a copy of a random generator")
+    owned = code.world.recorder_owns(known[1])
+    code.lines.append(f"{made}.set_state({code.expression(known[1]) if owned else code.bind('state', known[1])})")
+    return made
+
+
 def _build_of_memory(code: Code, value: Address | Storage) -> str:
     if code.world.effects.data:
         raise GraphBreak("tensor-address", f"{value.what} is handed on, after a store to Tensor.data")
@@ -483,6 +493,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     AbsentTraceback: _build_traceback,
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     RemovableHandle: _build_handle,
+    torch.Generator: _build_random_generator,
     Address: _build_of_memory,
     Storage: _build_of_memory,
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),

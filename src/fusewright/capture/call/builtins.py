@@ -30,6 +30,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import PLAIN, SCALARS, TRANSPARENT, for_native
 from fusewright.capture.border.protocols import BINARY, COMPARE
 from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback
 from fusewright.capture.border.values.symbolic import concrete
@@ -329,6 +330,8 @@ def _convert(cls: type, method: str, code: str) -> Row:
                     return tracer.call(getattr(obj, method))
                 raise GraphBreak(code, f"{cls.__name__}(tensor)")
             return native(cls, value)
+        if type(obj) is TracedArray and len(args) == 1 and obj.dtype.kind == ("f" if cls is float else "i"):
+            return tracer.call(world.getattr(obj, "item"))
         if isinstance(obj, torch.SymInt) and cls is int:
             return obj
         if isinstance(obj, (torch.SymFloat, torch.SymInt)) and cls is float:

@@ -34,6 +34,7 @@ from fusewright.capture.call import (
     autograd as call_autograd,
     builtins as call_builtins,
     classes as call_classes,
+    generators,
     host_random,
     optimizers,
     ordering,
@@ -124,7 +125,9 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         return _native_method(tracer, fn, owner, args, kwargs)
     if host_random.is_generator(owner):
         return host_random.call_method(tracer, name, owner, args, kwargs)
-    if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
+    if isinstance(owner, torch._C.Generator):
+        return generators.call_method(tracer, name, owner, args, kwargs)
+    if isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
     holds_constant = defined_by in CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
     if (

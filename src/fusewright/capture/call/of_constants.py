@@ -24,6 +24,7 @@ from fusewright.capture.border.values.array import TORCH_DTYPES, TracedArray
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call.builtins import Row, plain_data
 from fusewright.capture.guards import MISSING
+from fusewright.operators import numpy_calls
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -121,15 +122,34 @@ def _search_path() -> tuple[Any, ...]:
     return *sys.path, *map(id, sys.meta_path)
 
 
+def _error_state(name: str) -> Row:
+    """`with np.errstate(...)`: entered while the call is captured, for the functions of NumPy's it records."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        states, state = tracer.world.error_states, args[0]
+        unknown = name == "__exit__" and (not states or states[-1] is not state)
+        if unknown or tracer.world.outside(state) is not None:
+            raise GraphBreak("open-context", "a np.errstate that was made before the call")
+        if name == "__enter__":
+            tracer.world.guard_answer(np.geterr, (), np.geterr())
+            states.append(state)
+        else:
+            states.pop()
+        return native(getattr(np.errstate, name), state, *((None, None, None) if name == "__exit__" else ()))
+
+    return call
+
+
 _NUMPY = (
     np.array, np.asarray, np.arange, np.zeros, np.ones, np.full, np.eye, np.identity, np.linspace, np.logspace, np.tri,
-    np.prod, np.sum, np.mean, np.max, np.min, np.cumsum, np.meshgrid, np.linalg.norm, np.argmax, np.argmin, np.median,
+    np.meshgrid, np.unique, np.nonzero, np.bincount, np.broadcast_to, np.expand_dims, np.squeeze,
 )  # fmt: skip
 ROWS: list[tuple[Any, Row]] = [
-    *((fn, _of_numpy(fn)) for fn in _NUMPY),
+    *((fn, _of_numpy(fn)) for fn in (*_NUMPY, *numpy_calls.of_numpy())),
     *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
     *((fn, _of_environment(fn)) for fn in (importlib.util.find_spec, importlib.metadata.version,
                                            importlib.metadata.distribution)),
     (_pickle.dumps, _pickled),
+    *((getattr(np.errstate, name), _error_state(name)) for name in ("__enter__", "__exit__")),
 ]  # fmt: skip

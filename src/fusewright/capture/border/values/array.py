@@ -1,9 +1,9 @@
 """NumPy arrays: traced as tensors where NumPy's meaning is exactly an operator's.
 
 Takes arrays from outside (plain, writeable, of a dtype in DTYPES) and `tensor.numpy()`; gives `TracedArray`s whose
-operators and functions record torch operators. Always holds: dtypes follow NumPy's promotion (asked of NumPy itself); a
-result without dimensions is a NumPy scalar, as NumPy gives it; an array from outside is never written to; what has no
-row here is a graph break.
+operators and functions record torch operators, or a call of NumPy's own function (operators/numpy_calls.py). Always
+holds: dtypes follow NumPy's promotion (asked of NumPy itself); a result without dimensions is a NumPy scalar, as NumPy
+gives it; what neither has a row here nor is known to be a pure function of arrays is a graph break.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
 from fusewright.capture.guards.types import IsArrayLike
+from fusewright.operators import numpy_calls
+from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
 DTYPES: dict[torch.dtype, type[np.generic]] = {
     torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.int32: np.int32,
     torch.int16: np.int16,
-    torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_,
+    torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_, torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
 }  # fmt: skip
 TORCH_DTYPES = {np.dtype(kind): dtype for dtype, kind in DTYPES.items()}
-_WEAK = (bool, int, float)  # Python numbers adapt to the array's dtype
+_WEAK = (bool, int, float, complex)  # Python numbers adapt to the array's dtype
 
 
 Row = Callable[["Tracer", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -59,20 +62,25 @@ class TracedArray:
     def __iter__(self) -> Iterator[TracedArray]:
         return iter([self[index] for index in range(len(self))])
 
-    def __getitem__(self, key: Any) -> TracedArray:
-        parts = key if isinstance(key, tuple) else (key,)
-        if not all(part is None or part is Ellipsis or type(part) is int or _plain_slice(part) for part in parts):
-            refuse("an index that is no number, slice, None or Ellipsis")
-        return self.made(operator.getitem, key)
+    def __getitem__(self, key: Any) -> Any:
+        if _is_plain(key):
+            return self.made(operator.getitem, key)
+        if any(type(part) is TracedArray and part.tensor.dtype is torch.bool for part in _index_parts(key)):
+            refuse("a choice of elements by a mask, whose number depends on data")
+        return by_numpy(self.world, operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self[key]  # the same keys
-        if _is_outside(self):
-            refuse("a store into an array from outside")
-        if type(value) is not TracedArray and type(value) not in _WEAK:
-            refuse(f"a store of a {type(value).__name__} into an array")
+        if not _is_plain(key) or (type(value) is not TracedArray and type(value) not in _WEAK):
+            self.fill(by_numpy(self.world, "setitem", (self, key, value)))
+            return
         given = value.tensor if type(value) is TracedArray else value
         self.world.torch_call(operator.setitem, (self.tensor, key, given), {})
+
+    def fill(self, made: TracedArray) -> None:
+        """Writes other elements into the array's memory: as `out=` and in-place operators do."""
+        if made.tensor.shape != self.tensor.shape or not np.can_cast(made.dtype, self.dtype, "same_kind"):
+            refuse(f"a store of an array of {made.dtype} into one of {self.dtype}, or of another shape")
+        self.world.torch_call(torch.Tensor.copy_, (self.tensor, made.tensor), {})
 
     def __bool__(self) -> NoReturn:
         raise GraphBreak("data-dependent-branch", "the truth value of an array")
@@ -101,19 +109,27 @@ class TracedArray:
         return self.made(torch.abs)
 
     def __invert__(self) -> TracedArray:
-        return self.made(torch.bitwise_not) if self.tensor.dtype in _INTEGERS else refuse("~ of floats")
+        if self.tensor.dtype.is_floating_point or self.tensor.dtype.is_complex:
+            refuse("~ of floats")
+        return self.made(torch.bitwise_not)
+
+    def __pos__(self) -> TracedArray:
+        return self.made(torch.clone)
 
     def made(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> TracedArray:
         """The result of a torch function of this array's tensor."""
         return result(self.world, self.world.torch_call(function, (self.tensor, *args), kwargs))
 
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+def _index_parts(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
 
 
-def _is_outside(array: TracedArray) -> bool:
-    """Whether its memory may belong to an array or tensor from outside."""
-    return bool(getattr(array.tensor, "input_storage", True))
+def _is_plain(key: Any) -> bool:
+    """Whether an index is one of numbers, slices, None and Ellipsis, which mean to PyTorch what they mean to NumPy."""
+    return all(
+        part is None or part is Ellipsis or type(part) is int or _plain_slice(part) for part in _index_parts(key)
+    )
 
 
 def _plain_slice(part: Any) -> bool:
@@ -141,7 +157,8 @@ def load_array(world: World, real: np.ndarray, source: Source) -> object:
     world.guard("CALL", source, IsArrayLike(real.dtype, real.shape, real.strides))
     traced = world.recorder.input(torch.from_numpy(real), placeholder_name(source), requires_grad=False)
     world.input_sources.append(ArrayTensor(source))
-    world.uses_arrays = world.reads_arrays = True
+    world.uses_arrays = True
+    world.arrays.append((real, source, traced))
     return world.stand_in(real, source, TracedArray(world, traced))
 
 
@@ -230,18 +247,79 @@ BINARY: dict[str, Callable[..., Any]] = {
 
 def binary(world: World, op: str, left: Any, right: Any, inplace: bool = False) -> Any:
     """`left op right` where a side is a traced array."""
-    row = power if op == "**" else BINARY.get(op)
-    if op == "@" and not inplace:
-        return matmul(world, left, right)
-    if row is None or isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+    row = {"**": power, "@": matmul}.get(op) or BINARY.get(op)
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         refuse(f"{type(left).__name__} {op} {type(right).__name__}")
-    made = row(world, left, right)
+    made = or_by_numpy(world, row, _OPERATORS[op], (left, right))
     if not inplace or type(left) is not TracedArray or left.scalar:
         return made
-    if _is_outside(left) or made.dtype != left.dtype or made.tensor.shape != left.tensor.shape:
-        refuse(f"{op}= of an array from outside, or with another dtype")
-    world.torch_call(torch.Tensor.copy_, (left.tensor, made.tensor), {})
+    left.fill(made)
     return left
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "&": operator.and_,
+    "|": operator.or_, "^": operator.xor, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
+    ">": operator.gt, ">=": operator.ge, "**": operator.pow, "%": operator.mod, "//": operator.floordiv,
+    "<<": operator.lshift, ">>": operator.rshift, "@": operator.matmul,
+}  # fmt: skip
+
+
+def or_by_numpy(
+    world: World, row: Callable[..., Any] | None, function: Any, args: tuple[Any, ...], kwargs: Any = None
+) -> Any:
+    """What a row gives; where there is none, or it refuses these arguments, NumPy itself is called by the graph."""
+    if row is not None:
+        try:
+            return row(world, *args, **(kwargs or {}))
+        except TypeError:  # arguments that the row does not take (dtype=, where=)
+            pass
+        except GraphBreak as refused:
+            if refused.code != "numpy-call":
+                raise
+    return by_numpy(world, function, args, kwargs)
+
+
+def by_numpy(world: World, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """A call of NumPy's own function as an operator of the graph."""
+    shown = function if type(function) is str else getattr(function, "__name__", function)
+    name = function if type(function) is str else numpy_calls.name_of(function)
+    if name is None:
+        refuse(f"numpy.{shown}")
+    given: list[torch.Tensor] = []
+
+    def is_array(value: Any) -> tuple[torch.Tensor, bool] | None:
+        return (value.tensor, value.scalar) if type(value) is TracedArray else None
+
+    try:
+        pairs = tuple((kwargs or {}).items())
+        text = repr((*numpy_calls.encoded((args, pairs), given, is_array), _errors(world)))
+        about = numpy_calls.described(name, text, tuple(map(_static_type, given)))
+        kinds = [TORCH_DTYPES[np.dtype(dtype)] for dtype, *_ in numpy_calls.parsed(about.results)]
+    except Exception as error:  # of the arguments: whatever it is, eager says it better
+        raise GraphBreak("numpy-call", f"numpy.{shown}: {error}") from error
+    made = world.torch_call(numpy_calls.NUMPY_CALL, (name, text, about.results, given), {})
+    if about.plain:
+        return world.tracer.call(torch.Tensor.item, (made[0],))
+    assert len(made) == len(kinds)
+    parts = [TracedArray(world, part, scalar) for part, scalar in zip(made, about.scalars)]
+    return parts[0] if about.together is None else about.together(parts)
+
+
+def _errors(world: World) -> tuple[tuple[str, object], ...]:
+    """What the program has set with `np.errstate`, where that is not how the call began. (What raises or calls back is
+    asked for nowhere else.)"""
+    now = np.geterr()
+    if not {"warn", "ignore"}.issuperset(now.values()):
+        refuse("an error state of NumPy's other than warn and ignore")
+    if not world.error_states:
+        world.guard_answer(np.geterr, (), now)
+        return ()
+    return tuple(now.items())
+
+
+def _static_type(tensor: torch.Tensor) -> TensorType:
+    return TensorType(tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), tensor.dtype, tensor.device)
 
 
 def power(world: World, left: Any, right: Any) -> TracedArray:
