@@ -96,7 +96,8 @@ TorchCuda open_torch_cuda() {
     if (dladdr(reinterpret_cast<void *>(base.empty_strided), &about) != 0 && about.dli_fname != nullptr &&
         std::strchr(about.dli_fname, '/') != nullptr)
         path = std::string(about.dli_fname, std::strrchr(about.dli_fname, '/') + 1) + path;
-    made.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    made.library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);  // that of the process
+    if (made.library == nullptr) made.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (made.library == nullptr) {
         const char *text = dlerror();
         fail("the package calls PyTorch's operators on a GPU, and this libtorch has none for CUDA (" +
@@ -110,7 +111,9 @@ TorchCuda open_torch_cuda() {
     };
     find("aoti_torch_create_cuda_stream_guard", &made.guard);
     find("aoti_torch_delete_cuda_stream_guard", &made.delete_guard);
-    made.device = code(base, "aoti_torch_device_type_cuda");
+    int32_t (*device_type)() = nullptr;
+    find("aoti_torch_device_type_cuda", &device_type);
+    made.device = device_type();
     // PyTorch sets its part of CUDA up when a tensor is made there.
     int64_t one = 1;
     Handle first = nullptr;

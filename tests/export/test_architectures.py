@@ -1,5 +1,5 @@
 """Models of the benchmarks and of the zoo (145 of transformers) as programs: exported with a batch, and a length where they have one, that may
-change; saved, loaded in a process that has never seen the model, and equal to eager at three other sizes. All of them by `-m sweep`."""
+change; saved, loaded in a process that has no such model, and equal to eager at three other sizes. All of them by `-m sweep`."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ def leaves(value: Any) -> list[Any]:
 
 
 SERVER = """
-import json, sys, torch, fusewright
+import importlib, json, sys, torch, fusewright
 from transformers import cache_utils, modeling_outputs
 torch.serialization.add_safe_globals([one for one in vars(cache_utils).values() if isinstance(one, type)])
 for line in sys.stdin:
-    program, calls, results = json.loads(line)
+    program, calls, results, module = json.loads(line)
+    importlib.import_module(module)  # for the classes of results, and operators of the library's own
     try:
         run = fusewright.load(program).module()
         with torch.no_grad():
@@ -83,12 +84,12 @@ class Server:
         self.folder = folder
         self.process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def results(self, program: fusewright.ExportedProgram, calls: list[tuple[Any, Any]]) -> list[Any]:
+    def results(self, program: fusewright.ExportedProgram, calls: list[tuple[Any, Any]], module: str) -> list[Any]:
         files = [str(self.folder / name) for name in ("program.fw", "calls", "results")]
         fusewright.save(program, files[0])
         torch.save(calls, files[1])
         assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(files), file=self.process.stdin, flush=True)
+        print(json.dumps([*files, module]), file=self.process.stdin, flush=True)
         error = json.loads(self.process.stdout.readline())
         assert error == "", error
         return torch.load(files[2], weights_only=False)
@@ -118,7 +119,7 @@ def check(name: str, with_length: bool, server: Server) -> None:
             at = longer if with_length else None
             given = [resized(value, "", more, None) for value in args]
             calls.append((given, {key: resized(value, key, more, at) for key, value in kwargs.items()}))
-        for (given, named), got in zip(calls, server.results(program, calls), strict=True):
+        for (given, named), got in zip(calls, server.results(program, calls, type(model).__module__), strict=True):
             want = model(*given, **named)
             assert type(got) is type(want)
             pairs = list(zip(leaves(got), leaves(want), strict=True))
