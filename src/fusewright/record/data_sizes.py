@@ -27,6 +27,7 @@ from fusewright.operators.rules.common import fresh
 from fusewright.operators.schema import argument
 from fusewright.operators.shape_rules import result_device
 from fusewright.record.traced_tensor import TracedTensor
+from fusewright.record.unknown_shape import UnknownShape
 from fusewright.sizes.expressions import Dim, Relation, bounds, product
 from fusewright.sizes.symint import size_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
@@ -42,6 +43,17 @@ def records(func: OpOverload, args: tuple[object, ...]) -> bool:
     if func is aten.index.Tensor:
         return any(isinstance(index, torch.Tensor) and index.dtype in MASKS for index in args[1])  # type: ignore
     return func in _ROWS
+
+
+def record_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    """The operator's results with the sizes that they have at the call at hand, which the graph checks; NotImplemented
+    for one whose sizes do not depend on data, or where they are not taken for granted."""
+    if func is aten.index.Tensor:
+        return _masked_index(recorder, func, args, kwargs) if records(func, args) else NotImplemented
+    row = _FOR_CALL.get(func)
+    return NotImplemented if row is None else row(recorder, func, args, kwargs)
 
 
 def record(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -155,6 +167,8 @@ def _masked_index(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], k
         if not all(same) or len(selected) != kind.ndim:
             raise GraphBreak("data-dependent-shape", "a mask of another shape than what it selects from")
         places = recorder.dispatch(aten.nonzero.default, (index,), {})
+        if isinstance(places, UnknownShape):
+            raise GraphBreak("data-dependent-shape", f"{func} gives a shape that depends on data")
         columns: Any = recorder.dispatch(aten.unbind.int, (places, 1), {})
         expanded += columns
         axis += kind.ndim
@@ -214,6 +228,34 @@ def _bins(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorTy
     return TensorType((size,), (1,), dtype, type_.device)
 
 
+def _nonzero_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    (source,) = args
+    if not isinstance(source, TracedTensor) or recorder.speculation is None or not source.ndim:
+        return NotImplemented
+    known = _known(recorder, source)
+    if isinstance(known, torch.Tensor):
+        return known
+    count = recorder.speculation.count_of(source)
+    if count is None:
+        return NotImplemented
+    made = recorder.dispatch(aten.nonzero_static.default, (source,), {"size": count})
+    recorder.read_sizes[source.node] = (_version(source), made)
+    return made
+
+
+def _masked_select_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    both: Any = recorder.dispatch(aten.broadcast_tensors.default, (list(args),), {}) if _differ(*args) else args
+    return _masked_index(recorder, aten.index.Tensor, (both[0], [both[1]]), {})
+
+
+_FOR_CALL: dict[OpOverload, Callable[[Recorder, OpOverload, tuple[Any, ...], dict[str, Any]], object]] = {
+    aten.nonzero.default: _nonzero_for_call,
+    aten.masked_select.default: _masked_select_for_call,
+}
 _UNLIMITED = frozenset({aten.repeat_interleave.Tensor, aten.bincount.default})
 _AT_LEAST_ONE = frozenset({aten._unique2.default})
 _ROWS: dict[OpOverload, Callable[[Recorder, OpOverload, tuple[Any, ...], dict[str, Any]], object]] = {

@@ -40,6 +40,7 @@ from fusewright.record.torch_level import TorchLevel
 from fusewright.record.traced_tensor import NonLeaf, TracedTensor, is_leaf, make_traced, make_view
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, Symbol
+from fusewright.sizes.interfaces import Speculation
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import shares_elements, symbolic_strides
 from fusewright.sizes.symint import dim_of, size_of
@@ -116,6 +117,7 @@ class Recorder:
         # (version of the tensor, what nonzero or item gave for it)
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
         self.unknown_shapes = False
+        self.speculation: Speculation | None = None  # set by the capture
         # collectives that the program has begun and not waited for: what it holds, and what waiting does
         self.collectives: list[tuple[object, Callable[[], None], bool]] = []
         self.waited: dict[torch.fx.Node, TracedTensor] = {}  # results of collectives, as they are after waiting
@@ -227,6 +229,13 @@ class Recorder:
         if type(tensor) is not TracedTensor or tensor.recorder is not self or self.level != "aten":
             return None
         return known_value(tensor.node, self.constants)
+
+    def read(self, tensor: object) -> torch.Tensor | None:
+        """The value of a tensor that the program reads: known, or taken for granted; None breaks the graph."""
+        value = self.known_value(tensor)
+        if value is not None or self.speculation is None or type(tensor) is not TracedTensor or not self.owns(tensor):
+            return value
+        return self.speculation.value(tensor)
 
     def constant(self, tensor: torch.Tensor) -> TracedTensor:
         """A get_attr node for a real tensor that is part of the program. The tensor is kept in `constants`."""
@@ -350,6 +359,10 @@ class Recorder:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if self.data_shapes and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:
             return found
+        if self.speculation is not None:
+            found = data_sizes.record_for_call(self, func, args, kwargs)
+            if found is not NotImplemented:
+                return found
         if self.symbolic:
             args, kwargs = scalar_operands.with_fixed_numbers(func, args, kwargs)
         of_unknown_shape = self._types_of_unknown_shape(func, args, kwargs)

@@ -13,6 +13,16 @@ from torch._ops import OpOverload
 from fusewright.sizes.shape_env import ShapeEnv
 
 
+class Speculation(Protocol):
+    """What the program reads from tensors and the capture takes for granted (capture/interpret/speculation.py)."""
+
+    count: int
+
+    def value(self, tensor: Any) -> torch.Tensor | None: ...
+
+    def count_of(self, mask: Any) -> int | None: ...
+
+
 class Recorder(Protocol):
     """Records operators on traced tensors as nodes of one graph (record/recorder.py says what each attribute means)."""
 
@@ -20,6 +30,7 @@ class Recorder(Protocol):
     env: ShapeEnv | None
     has_floats: bool
     data_numbers: bool
+    speculation: Speculation | None
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
     lines: Any  # record/forward_lines.py
     waited: dict[torch.fx.Node, Any]
@@ -43,6 +54,8 @@ class Recorder(Protocol):
     def recording(self, decompositions: bool = ...) -> AbstractContextManager[None]: ...
 
     def known_value(self, tensor: object) -> torch.Tensor | None: ...
+
+    def read(self, tensor: object) -> torch.Tensor | None: ...
 
     def node_of(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object

@@ -5,7 +5,8 @@ Takes a recorder and a 0-dimensional float64 tensor of its graph; gives a `torch
 on. Arithmetic is recorded in float64, so that it gives what Python's gives. Always holds: asking for the concrete value
 either becomes a guard on the outside float that it came from, or breaks the graph; an answer is never a guess. Where
 Python raises (a division by zero), so does capture, and compiled code serves only values for which Python does not
-(`float_domains`); what a tensor holds is not looked at. The method names are the protocol of `torch.SymFloat` (as in
+(`float_domains`). Of what a tensor holds nothing is known: a step count is taken to be in range, and for a number that
+the program has read by itself (`checked`) the graph checks that Python would not have raised. The method names are the protocol of `torch.SymFloat` (as in
 symint.py).
 """
 
@@ -68,6 +69,16 @@ _RELATIONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_COMPARED: dict[str, torch._ops.OpOverload] = {
+    "==": aten.eq.Tensor,
+    "!=": aten.ne.Tensor,
+    "<": aten.lt.Tensor,
+    "<=": aten.le.Tensor,
+    ">": aten.gt.Tensor,
+    ">=": aten.ge.Tensor,
+}
+_RAISES = frozenset({"div", "pow", "sqrt", "exp", "log"})
+"""Arithmetic that raises in Python for some numbers, where a tensor holds an infinity or no number."""
 _SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
 
@@ -170,12 +181,15 @@ def _outside(origin: OutsideFloat | OutsideInt) -> _History:
 class FloatNode:
     """One run-time float (`tensor` holds it) or a constant that meets one (`tensor` is None)."""
 
-    __slots__ = ("history", "recorder", "tensor")
+    __slots__ = ("checked", "history", "recorder", "tensor")
 
-    def __init__(self, recorder: Recorder, tensor: torch.Tensor | None, history: _History | None) -> None:
+    def __init__(
+        self, recorder: Recorder, tensor: torch.Tensor | None, history: _History | None, checked: bool = False
+    ) -> None:
         self.recorder = recorder
         self.tensor = tensor
         self.history = history
+        self.checked = checked
 
     shape_env = None
     _hint = None
@@ -224,7 +238,10 @@ class FloatNode:
     def guard_float(self, file: object, line: int) -> float:
         """The value, which the capture is for from now on."""
         if self.history is None:
-            raise GraphBreak("data-dependent-scalar", "a Python number is read from a tensor")
+            value = self.recorder.read(self.tensor)
+            if value is None:
+                raise GraphBreak("data-dependent-scalar", "a Python number is read from a tensor")
+            return float(value)
         for origin in self.history.origins:
             origin.fix()
         return self.history.value
@@ -233,7 +250,7 @@ class FloatNode:
         return int(self.guard_float("", 0))
 
     def bool_(self) -> bool:
-        return self._test(operator.ne, 0.0)
+        return bool(self._relation(self.wrap_float(0.0), "!=").guard_bool("", 0))
 
     def guard_int(self, file: object, line: int) -> int:
         return int(self.guard_float(file, line))
@@ -272,12 +289,26 @@ class FloatNode:
         history = _history((self,), name)
         with self.recorder.recording():
             tensor = self.recorder.dispatch(_UNARY[name][0], (self.operand(),), {})
-        return FloatNode(self.recorder, tensor, history)  # type: ignore[arg-type]
+            if self.checked and name in _RAISES:
+                self._check(tensor, self.operand())
+        return FloatNode(self.recorder, tensor, history, self.checked)  # type: ignore[arg-type]
+
+    def _check(self, result: torch.Tensor, *operands: torch.Tensor) -> None:
+        """Where Python raises (a division by zero, a root of a negative number), the result is not finite."""
+        call = self.recorder.dispatch
+        with torch.no_grad():
+            # x - x is 0 where x is finite
+            fine = call(aten.eq.Scalar, (call(aten.sub.Tensor, (result, result), {}), 0), {})
+            for operand in operands:
+                strange = call(aten.ne.Scalar, (call(aten.sub.Tensor, (operand, operand), {}), 0), {})
+                fine = call(aten.logical_or.default, (fine, strange), {})
+            aten._assert_async.default(fine)  # through the dispatcher: its type is asked of a kernel
 
     def _binary(self, name: str, other: object) -> FloatNode:
         target = _BINARY[name][0]
         right = self._node(other)
         history = _history((self, right), name)
+        read = [side.tensor for side in (self, right) if side.tensor is not None]
         with self.recorder.recording():
             if right.tensor is None and name in _CONSTANT_RIGHT:
                 tensor = self.recorder.dispatch(_CONSTANT_RIGHT[name], (self.operand(), right.constant), {})
@@ -287,7 +318,10 @@ class FloatNode:
                 tensor = self.recorder.dispatch(target, arguments, {})
             else:
                 tensor = self.recorder.dispatch(target, (self.operand(), right.operand()), {})
-        return FloatNode(self.recorder, tensor, history)  # type: ignore[arg-type]
+            checked = self.checked or right.checked
+            if checked and name in _RAISES:
+                self._check(tensor, *read)  # type: ignore[arg-type]
+        return FloatNode(self.recorder, tensor, history, checked)  # type: ignore[arg-type]
 
     def _node(self, other: object) -> FloatNode:
         if isinstance(other, FloatNode):
@@ -376,6 +410,12 @@ class FloatNode:
     def _relation(self, other: object, op: str) -> SymNode:
         right = self._node(other)
         constant = right.constant
+        if (self.history is None or right.history is None) and self.recorder.speculation is not None:
+            with self.recorder.recording():
+                condition = self.recorder.dispatch(_COMPARED[op], (self.operand(), right.operand()), {})
+            value = self.recorder.read(condition)
+            if value is not None:
+                return SymNode(bool(value), self._env())
         if constant is None and self.constant is not None:
             answer = right._test(_RELATIONS[_SWAPPED.get(op, op)], self.constant)
         else:
@@ -523,13 +563,14 @@ def shape_float(env: ShapeEnv, size: Dim) -> FloatNode:
     return _ShapeFloat(env, _outside(OutsideInt(size, env)))
 
 
-def float_of_tensor(recorder: Recorder, tensor: torch.Tensor) -> torch.SymFloat:
-    """What `tensor.item()` would give, as a float, for a tensor of one element."""
+def float_of_tensor(recorder: Recorder, tensor: torch.Tensor, checked: bool = False) -> torch.SymFloat:
+    """What `tensor.item()` would give, as a float, for a tensor of one element. checked: the graph checks arithmetic
+    with it."""
     recorder.has_floats = True
     with recorder.recording():
         flat = recorder.dispatch(aten.reshape.default, (tensor, []), {}) if tensor.dim() else tensor
         value = recorder.dispatch(aten._to_copy.default, (flat,), {"dtype": torch.float64, "device": _CPU})
-    return torch.SymFloat(FloatNode(recorder, value, None))  # type: ignore[arg-type]
+    return torch.SymFloat(FloatNode(recorder, value, None, checked))  # type: ignore[arg-type]
 
 
 def power(left: object, right: object) -> object:

@@ -215,13 +215,18 @@ _TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
 }
 
 
+def _is_float(tensor: torch.Tensor) -> bool:
+    """Whether a number that is read from the tensor may stay one that is known at run time."""
+    return tensor.numel() == 1 and tensor.dtype in _FLOATS and tensor.device.type == "cpu"
+
+
 def _number(tracer: Tracer, tensor: torch.Tensor) -> Any:
     """What `tensor.item()` gives, when the graph runs."""
     if not tensor.is_floating_point():
         return tracer.world.torch_call(torch.Tensor.item, (tensor,), {})
     if tracer.recorder.level != "aten" and tracer.recorder.env is not None:
         tracer.recorder.lacks_form("data-dependent-scalar", "a float that is read from a tensor")
-    return float_of_tensor(tracer.recorder, tensor)
+    return float_of_tensor(tracer.recorder, tensor, checked=True)
 
 
 def _listed(tracer: Tracer, tensor: torch.Tensor) -> Any:
@@ -251,6 +256,11 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
                 return _listed(tracer, owner)
             if owner.numel() == 1 and name != "tolist" and owner.dtype in _NUMBERS_OF[name]:
                 return _number(tracer, owner)
+        if tracer.recorder.speculation is not None and _is_float(owner) and name in ("item", "__float__"):
+            return _number(tracer, owner)
+        value = tracer.recorder.read(owner)
+        if value is not None:
+            return native(getattr(torch.Tensor, name), value, *args, **kwargs)
     if name in _OF_MEMORY and not args and not kwargs and tracer.world.recorder_owns(owner):
         return _OF_MEMORY[name](tracer.world, owner)
     tensors.refuse_method(name)
