@@ -158,7 +158,9 @@ class Compiler:
             speculates=settings["speculate"] and not settings.fullgraph,
             bucket={name: tuple(sizes) for name, sizes in settings.options.get("bucket", {}).items()},
         )
-        above = replace(options, level="torch", differentiate=None, follows_autograd=True, own_random=False, speculates=False)
+        above = replace(
+            options, level="torch", differentiate=None, follows_autograd=True, own_random=False, speculates=False
+        )
         if self.backend.level == "torch":
             self.options = replace(above, other_level=options if self.backend.lowers else None)
         else:

@@ -115,9 +115,9 @@ OPTIONS: dict[str, Option] = {
     "speculate": Option(
         bool,
         True,
-        "a value that the program reads from a tensor on a CPU (for a branch, by item(), as the size of a mask's result) "
-        "is taken to be what it is at the first call, and checked at each; a call that differs runs eagerly, and from "
-        "then on the read is a graph break (not under fullgraph)",
+        "a value that the program reads from a tensor on a CPU (for a branch, by item(), as the size of a mask's "
+        "result) is taken to be what it is at the first call, and checked at each; a call that differs runs eagerly, "
+        "and from then on the read is a graph break (not under fullgraph)",
     ),
     "background": Option(
         bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"

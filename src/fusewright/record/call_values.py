@@ -1,9 +1,10 @@
 """What recorded tensors hold at the call that is being captured.
 
-Takes nodes of the graph so far; gives real tensors, by running the operators that lead to them on the call's own inputs.
-Always holds: nothing outside sees it. What the graph writes to is copied first, nothing random is drawn, an operator
-with an effect or of the user's own is not run; a tensor that depends on one of these has no value here (None). Each
-operator runs at most once, unless a later one turns out to write to an input.
+Takes nodes of the graph so far; gives real tensors, by running the operators that lead to them on the call's own
+inputs. Always holds: nothing outside sees it. What the graph writes to is copied first, what is drawn is drawn from a
+state that is put back, an operator with an effect or of the user's own is not run: a tensor that depends on one has no
+value here (None). Neither has one that depends on what is drawn, unless it is the same in several draws. Each other
+operator runs once, unless a later one turns out to write to an input.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
 
 Node = torch.fx.Node
+
+
+DRAWS, MOST_DRAWN = 8, 64
+"""How often what depends on random numbers is computed, and the most operators that this may take."""
 
 
 class NoValueError(Exception):
@@ -47,6 +52,21 @@ class CallValues:
     def of(self, node: Node) -> torch.Tensor | None:
         """The value of `node`, or None."""
         order = self._needed(node)
+        if not any(one.meta.get("random") for one in order):
+            return self._computed(node, order)
+        if len(order) > MOST_DRAWN:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            found = []
+            for _ in range(DRAWS):
+                self._forget()
+                found.append(self._computed(node, order))
+            self._forget()
+        first = found[0]
+        alike = first is not None and all(other is not None and torch.equal(first, other) for other in found)
+        return first if alike else None
+
+    def _computed(self, node: Node, order: Sequence[Node]) -> torch.Tensor | None:
         written = frozenset(filter(None, (self._written_input(one) for one in order if _writes(one))))
         if written != self._written or self._are_late(order):
             self._forget()
@@ -68,6 +88,7 @@ class CallValues:
     def _forget(self) -> None:
         self._values.clear()
         self._copies.clear()
+        self._written = frozenset()
 
     def _are_late(self, order: Sequence[Node]) -> bool:
         """Whether an operator that has not run yet comes before a write that has."""
@@ -144,7 +165,7 @@ def _writes(node: Node) -> bool:
 
 
 def _is_runnable(node: Node) -> bool:
-    if not isinstance(node.target, OpOverload) or node.meta.get("random"):
+    if not isinstance(node.target, OpOverload) or node.target.namespace == "fusewright":  # Python's own generators
         return False
     known = facts(node.target)
-    return not (known.random or known.effect or node.target._schema.name in OPDEFS)
+    return not (known.effect or node.target._schema.name in OPDEFS)

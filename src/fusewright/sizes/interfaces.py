@@ -18,7 +18,7 @@ class Speculation(Protocol):
 
     count: int
 
-    def value(self, tensor: Any) -> torch.Tensor | None: ...
+    def value(self, tensor: Any, most: int) -> torch.Tensor | None: ...
 
     def count_of(self, mask: Any) -> int | None: ...
 
@@ -29,6 +29,7 @@ class Recorder(Protocol):
     level: Literal["aten", "torch"]
     env: ShapeEnv | None
     has_floats: bool
+    data_shapes: bool
     data_numbers: bool
     speculation: Speculation | None
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
@@ -55,7 +56,7 @@ class Recorder(Protocol):
 
     def known_value(self, tensor: object) -> torch.Tensor | None: ...
 
-    def read(self, tensor: object) -> torch.Tensor | None: ...
+    def read(self, tensor: object, most: int = ...) -> torch.Tensor | None: ...
 
     def node_of(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object

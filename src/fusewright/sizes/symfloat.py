@@ -23,6 +23,17 @@ from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import Dim, Relation
 from fusewright.sizes.float_domains import ANYTHING, Interval, bounds, is_defined, piece_of
+from fusewright.sizes.float_operators import (
+    BINARY,
+    COMPARED,
+    CONSTANT_LEFT,
+    CONSTANT_RIGHT,
+    MATH_FUNCTIONS,
+    RAISES,
+    RELATIONS,
+    SWAPPED,
+    UNARY,
+)
 from fusewright.sizes.symint import SymNode, size_of
 
 if TYPE_CHECKING:
@@ -30,57 +41,6 @@ if TYPE_CHECKING:
     from fusewright.sizes.shape_env import ShapeEnv
 
 aten = torch.ops.aten
-_UNARY: dict[str, tuple[torch._ops.OpOverload, Callable[..., float]]] = {
-    "neg": (aten.neg.default, operator.neg),
-    "abs": (aten.abs.default, operator.abs),
-    "sqrt": (aten.sqrt.default, math.sqrt),
-    "exp": (aten.exp.default, math.exp),
-    "log": (aten.log.default, math.log),
-    "cos": (aten.cos.default, math.cos),
-    "sin": (aten.sin.default, math.sin),
-    "tanh": (aten.tanh.default, math.tanh),
-}
-_BINARY: dict[str, tuple[torch._ops.OpOverload, Callable[..., float]]] = {
-    "add": (aten.add.Tensor, operator.add),
-    "sub": (aten.sub.Tensor, operator.sub),
-    "mul": (aten.mul.Tensor, operator.mul),
-    "div": (aten.div.Tensor, operator.truediv),
-    "pow": (aten.pow.Tensor_Tensor, operator.pow),
-}
-# Forms with one constant: on the right, and on the left (with the operands swapped, or in order).
-_CONSTANT_RIGHT = {
-    "add": aten.add.Tensor,
-    "sub": aten.sub.Tensor,
-    "mul": aten.mul.Tensor,
-    "div": aten.div.Tensor,
-    "pow": aten.pow.Tensor_Scalar,
-}
-_CONSTANT_LEFT = {
-    "add": (True, aten.add.Tensor),
-    "mul": (True, aten.mul.Tensor),
-    "sub": (True, aten.rsub.Scalar),
-    "pow": (False, aten.pow.Scalar),
-}
-_RELATIONS: dict[str, Callable[[float, float], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_COMPARED: dict[str, torch._ops.OpOverload] = {
-    "==": aten.eq.Tensor,
-    "!=": aten.ne.Tensor,
-    "<": aten.lt.Tensor,
-    "<=": aten.le.Tensor,
-    ">": aten.gt.Tensor,
-    ">=": aten.ge.Tensor,
-}
-_RAISES = frozenset({"div", "pow", "sqrt", "exp", "log"})
-"""Arithmetic that raises in Python for some numbers, where a tensor holds an infinity or no number."""
-_SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
 
 
 @dataclass(slots=True, eq=False)
@@ -288,8 +248,8 @@ class FloatNode:
     def _unary(self, name: str) -> FloatNode:
         history = _history((self,), name)
         with self.recorder.recording():
-            tensor = self.recorder.dispatch(_UNARY[name][0], (self.operand(),), {})
-            if self.checked and name in _RAISES:
+            tensor = self.recorder.dispatch(UNARY[name][0], (self.operand(),), {})
+            if self.checked and name in RAISES:
                 self._check(tensor, self.operand())
         return FloatNode(self.recorder, tensor, history, self.checked)  # type: ignore[arg-type]
 
@@ -305,21 +265,21 @@ class FloatNode:
             aten._assert_async.default(fine)  # through the dispatcher: its type is asked of a kernel
 
     def _binary(self, name: str, other: object) -> FloatNode:
-        target = _BINARY[name][0]
+        target = BINARY[name][0]
         right = self._node(other)
         history = _history((self, right), name)
         read = [side.tensor for side in (self, right) if side.tensor is not None]
         with self.recorder.recording():
-            if right.tensor is None and name in _CONSTANT_RIGHT:
-                tensor = self.recorder.dispatch(_CONSTANT_RIGHT[name], (self.operand(), right.constant), {})
-            elif self.tensor is None and name in _CONSTANT_LEFT:
-                swapped, target = _CONSTANT_LEFT[name]
+            if right.tensor is None and name in CONSTANT_RIGHT:
+                tensor = self.recorder.dispatch(CONSTANT_RIGHT[name], (self.operand(), right.constant), {})
+            elif self.tensor is None and name in CONSTANT_LEFT:
+                swapped, target = CONSTANT_LEFT[name]
                 arguments = (right.operand(), self.constant) if swapped else (self.constant, right.operand())
                 tensor = self.recorder.dispatch(target, arguments, {})
             else:
                 tensor = self.recorder.dispatch(target, (self.operand(), right.operand()), {})
             checked = self.checked or right.checked
-            if checked and name in _RAISES:
+            if checked and name in RAISES:
                 self._check(tensor, *read)  # type: ignore[arg-type]
         return FloatNode(self.recorder, tensor, history, checked)  # type: ignore[arg-type]
 
@@ -412,14 +372,14 @@ class FloatNode:
         constant = right.constant
         if (self.history is None or right.history is None) and self.recorder.speculation is not None:
             with self.recorder.recording():
-                condition = self.recorder.dispatch(_COMPARED[op], (self.operand(), right.operand()), {})
+                condition = self.recorder.dispatch(COMPARED[op], (self.operand(), right.operand()), {})
             value = self.recorder.read(condition)
             if value is not None:
                 return SymNode(bool(value), self._env())
         if constant is None and self.constant is not None:
-            answer = right._test(_RELATIONS[_SWAPPED.get(op, op)], self.constant)
+            answer = right._test(RELATIONS[SWAPPED.get(op, op)], self.constant)
         else:
-            answer = self._test(_RELATIONS[op], right.guard_float("", 0) if constant is None else constant)
+            answer = self._test(RELATIONS[op], right.guard_float("", 0) if constant is None else constant)
         return SymNode(answer, self._env())
 
     def eq(self, other: object) -> SymNode:
@@ -488,7 +448,7 @@ def _history(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
     parts = [node.history for node in nodes if node.history is not None]
     if len(parts) < len(nodes):
         return None
-    plain = (_UNARY.get(name) or _BINARY[name])[1]
+    plain = (UNARY.get(name) or BINARY[name])[1]
     origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
     compute: Callable[[float], float] | None = None
     if len(origins) == 1:

@@ -22,7 +22,7 @@ def outcome(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         result = f(*own)
     except Exception as error:
-        result = type(error), str(error)
+        result = f"{type(error).__name__}: {error}"
     return result, own
 
 
@@ -36,7 +36,12 @@ def calls(f: Callable[..., Any], *several: Any, backend: str = "native") -> list
             torch.manual_seed(1)
             expected = outcome(f, args)
             torch.manual_seed(1)
-            torch.testing.assert_close(outcome(compiled, args), expected, equal_nan=True, rtol=1e-5, atol=1e-6)
+            (got, changed), (wanted, changes) = outcome(compiled, args), expected
+            if isinstance(wanted, str):
+                assert got == wanted
+            else:
+                torch.testing.assert_close(got, wanted, equal_nan=True, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(changed, changes, equal_nan=True)
     assert not [event for event in events if isinstance(event, InternalError)]
     return events
 
@@ -107,6 +112,19 @@ def selected(x: torch.Tensor) -> Any:
     return x.masked_select(x > 0) * 2
 
 
+def counted(x: torch.Tensor) -> Any:
+    return x.long().abs().bincount() + 1
+
+
+def counted_of_few(x: torch.Tensor) -> Any:
+    return x.long().abs().bincount(x * 2, minlength=6) + 1
+
+
+def distinct(x: torch.Tensor) -> Any:
+    values, places, counts = torch.unique(x.long(), return_inverse=True, return_counts=True)
+    return values + 1, places + 1, counts + 1, torch.unique(x > 0)
+
+
 def compared(x: torch.Tensor) -> Any:
     mean = x.mean().item()
     return x * mean if mean > 0.25 else x + mean
@@ -114,7 +132,8 @@ def compared(x: torch.Tensor) -> Any:
 
 ONES = torch.ones(3)
 FUNCTIONS = [
-    branch, writes_first, asks_between_writes, whole_number, listed, same, close, masked, places, selected, compared,
+    branch, writes_first, asks_between_writes, whole_number, listed, same, close, masked, places, selected, counted, counted_of_few, distinct,
+    compared,
 ]  # fmt: skip
 
 
@@ -130,6 +149,11 @@ def test_another_value_is_eagers_and_ends_it(function: Callable[..., Any]) -> No
     other = torch.tensor([-2.0, 1.0, -3.0])
     events = calls(function, ONES, ONES, other, other, ONES, other, ONES)
     assert count(events, FellBack) <= 1
+
+
+def test_counts_of_few_values_may_differ() -> None:
+    events = calls(counted_of_few, ONES, torch.tensor([1.0, 5.0, 2.0]), torch.tensor([0.0, 0.0, 4.0]))
+    assert (count(events, Compiled), count(events, Broken, Skipped, FellBack)) == (1, 0)
 
 
 def test_a_write_to_a_view_is_seen() -> None:
@@ -185,6 +209,27 @@ def test_what_is_random_is_not_taken_for_granted() -> None:
     assert count(calls(f, ONES, ONES), Broken, Skipped)
 
 
+def test_a_draw_that_hardly_decides_is() -> None:
+    def f(x: torch.Tensor) -> Any:
+        kept = x + 1 if torch.rand(1) > 0 else x - 1
+        sigma = torch.empty(1).uniform_(0.5, 2.0).item()
+        if sigma <= 0:
+            raise ValueError(f"not positive: {sigma}")
+        return kept * sigma, torch.rand(2)
+
+    assert not count(calls(f, ONES, ONES, ONES), Broken, Skipped, FellBack)
+
+
+def test_a_number_that_is_an_argument_breaks() -> None:
+    """A counter, or a time step: it would be another one at the next call."""
+
+    def f(x: torch.Tensor, step: torch.Tensor) -> Any:
+        return x.new_zeros(int(step)) + x.sum() if step > 2 else x
+
+    events = calls(f, *((ONES, torch.tensor(step)) for step in range(5)))
+    assert count(events, Broken, Skipped) and not count(events, FellBack)
+
+
 def test_evaluating_draws_and_writes_nothing() -> None:
     def f(x: torch.Tensor) -> Any:
         noise = torch.rand(3)
@@ -206,9 +251,9 @@ def test_a_loop_over_python_numbers_asks_at_each_turn(turns: int) -> None:
 
 def test_a_while_loop_is_not_unrolled_by_its_data() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
-        while x.sum() < 1000:
+        while x.sum() < 10000:
             for _ in range(40):
-                x = (x * 1.01).sin() + x
+                x = x * 1.02 + x.cos().exp()
         return x
 
     def asks(x: torch.Tensor) -> bool:
@@ -221,7 +266,7 @@ def test_a_while_loop_is_not_unrolled_by_its_data() -> None:
 
     for function in (f, by_a_call):
         events = calls(function, ONES, ONES * 2)
-        assert count(events, Broken, Skipped) and not count(events, FellBack)
+        assert count(events, Broken, Skipped) and count(events, FellBack) <= 1
 
 
 def test_layers_that_repeat_are_each_asked() -> None:

@@ -1,7 +1,7 @@
 """Speculation on data: a value that the program reads from a tensor is taken to be what it is at the call at hand.
 
-Takes a traced tensor that decides something in Python (a branch, `item()`, the size of a mask's result); gives its value
-at this call, with a check in the graph. None where that is not worth a try, and then the read is a graph break as ever.
+Takes a traced tensor that decides something in Python (a branch, `item()`, the size of a mask's result); gives its
+value at this call, with a check in the graph. None where that is not worth a try: then the read is a graph break.
 Always holds: a call that holds another value fails the check before anything that it changes is visible, runs eagerly,
 and ends the version; a place where a value has differed is not taken for granted again. A `while` loop is not unrolled
 by its data: only a test of few operators may be repeated.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import Retry
+from fusewright.capture.guards.sources import Item, Local
 from fusewright.record.call_values import CallValues
 from fusewright.record.traced_tensor import TracedTensor
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 TAKEN = "taken for granted"
 """What is noted of a place, in the history: its value has been taken for granted; () once it has differed."""
 MARK = "taken for granted at the first call: "
-MOST_ELEMENTS = 64
-"""Of a tensor that is read as a whole (`tolist()`)."""
 MOST_TURNS = 64
 """Reads of one place in one capture."""
 MOST_LIGHT_TURNS, LIGHT = 8, 64
@@ -46,16 +45,19 @@ class Speculation:
         self.count = 0
         self._asked: dict[str, list[int]] = {}  # by place: how long the graph was when it was asked
 
-    def value(self, tensor: TracedTensor) -> torch.Tensor | None:
+    def value(self, tensor: TracedTensor, most: int) -> torch.Tensor | None:
         """What the tensor holds at this call, from now on what it is checked to hold; None where nothing is taken for
-        granted."""
+        granted, or it has more than `most` elements."""
         type_ = tensor.tensor_type
-        if type_.device.type != "cpu" or not all(isinstance(size, int) for size in type_.shape):
+        shape = [size for size in type_.shape if isinstance(size, int)]
+        if type_.device.type != "cpu" or len(shape) < len(type_.shape):
             return None  # on a GPU a failed assertion ends the process
-        if math.prod(type_.shape) > MOST_ELEMENTS or type_.dtype.is_complex:  # type: ignore[arg-type]
+        if math.prod(shape) > most or type_.dtype.is_complex:
             return None
         place = self._place()
-        if place is None or (type_.dtype.is_floating_point and not self._is_setting(tensor)):
+        if place is None or self._is_counter(tensor):
+            return None
+        if type_.dtype.is_floating_point and not self._is_setting(tensor):
             return None
         value = self.values.of(tensor.node)
         if value is None or value.shape != type_.shape or bool(value.isnan().any()):
@@ -90,11 +92,32 @@ class Speculation:
         self.count += 1
         self.tracer.history.setdefault((place, TAKEN), (1,))
 
+    def _arguments(self, tensor: TracedTensor) -> list[Any]:
+        """The types of the frame's arguments, and parts of them, that the value is computed from; its other inputs are
+        attributes of objects, or global."""
+        tracer = self.tracer
+        sources = dict(zip((node for node, _ in tracer.recorder.inputs), tracer.world.input_sources))
+        found = []
+        for node in self.values.inputs_of(tensor.node):
+            source: Any = sources.get(node)
+            while isinstance(source, Item):
+                source = source.base
+            if isinstance(source, Local):
+                found.append(node.meta["type"])
+        return found
+
+    def _is_counter(self, tensor: TracedTensor) -> bool:
+        """Whether the value follows from an argument of no dimensions: a step."""
+        return any(getattr(type_, "shape", None) == () for type_ in self._arguments(tensor))
+
     def _is_setting(self, tensor: TracedTensor) -> bool:
-        """Whether a float may be the same at the next call: it depends on few numbers."""
+        """Whether floats may be the same at the next call: they depend on few numbers, or on what is neither an
+        argument nor trained."""
         inputs = dict(self.tracer.recorder.inputs)
         reals = [inputs[one] for one in self.values.inputs_of(tensor.node)]
-        return sum(real.numel() for real in reals if isinstance(real, torch.Tensor)) <= FEW_ELEMENTS
+        if sum(real.numel() for real in reals if isinstance(real, torch.Tensor)) <= FEW_ELEMENTS:
+            return True
+        return not self._arguments(tensor) and not any(isinstance(real, torch.nn.Parameter) for real in reals)
 
     def _place(self) -> str | None:
         """The name of where the program is, or None where nothing may be taken for granted."""

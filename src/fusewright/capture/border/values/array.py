@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
 from fusewright.capture.guards.types import IsArrayLike
@@ -37,6 +38,9 @@ Row = Callable[["Tracer", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 def refuse(what: str) -> NoReturn:
     raise GraphBreak("numpy-call", what)
+
+
+_ELEMENT = ("data-dependent-scalar", "an element of an array is read into Python")
 
 
 class TracedArray:
@@ -62,7 +66,10 @@ class TracedArray:
     def __getitem__(self, key: Any) -> TracedArray:
         parts = key if isinstance(key, tuple) else (key,)
         if not all(part is None or part is Ellipsis or type(part) is int or _plain_slice(part) for part in parts):
-            refuse("an index that is no number, slice, None or Ellipsis")
+            found = on_values(self.world, operator.getitem, (self, key), {})
+            if found is None:
+                refuse("an index that is no number, slice, None or Ellipsis")
+            return found  # type: ignore[no-any-return]
         return self.made(operator.getitem, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -74,13 +81,26 @@ class TracedArray:
         given = value.tensor if type(value) is TracedArray else value
         self.world.torch_call(operator.setitem, (self.tensor, key, given), {})
 
-    def __bool__(self) -> NoReturn:
-        raise GraphBreak("data-dependent-branch", "the truth value of an array")
+    def __bool__(self) -> bool:
+        return bool(self._number("data-dependent-branch", "the truth value of an array"))
 
-    def _number(self, *args: object) -> NoReturn:
-        raise GraphBreak("data-dependent-scalar", "an element of an array is read into Python")
+    def _number(self, code: str, what: str) -> Any:
+        value = self.world.recorder.read(self.tensor) if self.tensor.numel() == 1 else None
+        if value is None:
+            raise GraphBreak(code, what)
+        return value.item()
 
-    __float__ = __int__ = __index__ = __complex__ = _number
+    def __float__(self) -> float:
+        return float(self._number(*_ELEMENT))
+
+    def __int__(self) -> int:
+        return int(self._number(*_ELEMENT))
+
+    def __index__(self) -> int:
+        return operator.index(self._number(*_ELEMENT))
+
+    def __complex__(self) -> complex:
+        return complex(self._number(*_ELEMENT))
 
     def _text(self, *args: object) -> NoReturn:
         raise GraphBreak("print-tensor", "the text of an array")
@@ -129,6 +149,63 @@ def result(world: World, tensor: torch.Tensor) -> TracedArray:
     return TracedArray(world, tensor, not tensor.dim())
 
 
+def of_data(world: World, value: Any) -> Any:
+    """What NumPy made of data alone, inside."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(of_data(world, part) for part in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    dtype = TORCH_DTYPES.get(value.dtype)
+    if dtype is None or not value.dtype.isnative or not value.flags.c_contiguous:
+        refuse(f"an array of dtype {value.dtype}, or in another order than C's")
+    world.uses_arrays = True
+    if 0 < value.size <= _WRITTEN_OUT:
+        tensor = world.torch_call(torch.tensor, (value.tolist(),), {"dtype": dtype, "device": "cpu"})
+    else:
+        tensor = world.torch_call(torch.clone, (torch.from_numpy(value.copy()),), {})
+    return TracedArray(world, tensor)
+
+
+def on_values(
+    world: World, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What NumPy itself gives for arrays whose values are known, or taken for granted; None where they are not."""
+    if world.recorder.speculation is None:
+        return None
+    reals: list[np.ndarray] = []
+    try:
+        ready = tuple(_real(world, value, reals) for value in args)
+        keywords = {name: _real(world, value, reals) for name, value in kwargs.items()}
+    except LookupError:
+        return None
+    found = unwatched(function, *ready, **keywords)
+    if isinstance(found, np.ndarray) and any(np.may_share_memory(found, real) for real in reals):
+        return None  # a view: what is written to one is seen in the other
+    return of_data(world, found)
+
+
+def _real(world: World, value: Any, reals: list[np.ndarray]) -> Any:
+    """The argument as NumPy takes it. Raises LookupError."""
+    if type(value) is TracedArray:
+        held = world.recorder.read(value.tensor, MOST_READ)
+        if held is None:
+            raise LookupError
+        real = held.numpy()
+        reals.append(real)
+        return real[()] if value.scalar else real
+    if type(value) in (list, tuple):
+        return type(value)(_real(world, part, reals) for part in value)
+    if isinstance(value, (*_WEAK, str, slice, np.generic, type, np.dtype)) or value is None or value is Ellipsis:
+        return value
+    raise LookupError
+
+
+MOST_READ = 4096
+"""Elements of an array that NumPy computes with at capture."""
+_WRITTEN_OUT = 1024
+"""What arrays of at most so many elements hold stays known to the graph."""
+
+
 def is_traceable(real: np.ndarray) -> bool:
     """Whether `torch.from_numpy` takes an array as it is, and its dtype is known here."""
     plain = real.dtype in TORCH_DTYPES and real.dtype.isnative and real.flags.writeable and real.flags.aligned
@@ -158,6 +235,13 @@ def of_tensor(world: World, tensor: torch.Tensor) -> TracedArray:
 def has_array(values: Any) -> bool:
     """Whether an argument is a traced array, also inside lists and tuples."""
     return any(type(value) is TracedArray or (type(value) in (list, tuple) and has_array(value)) for value in values)
+
+
+def as_index(key: Any) -> Any:
+    """A tensor's index: arrays of whole numbers or bools mean what tensors of them do."""
+    if type(key) is tuple:
+        return tuple(map(as_index, key))
+    return key.tensor if type(key) is TracedArray and key.dtype.kind in "bi" and key.tensor.dim() else key
 
 
 # Operators
@@ -228,8 +312,26 @@ BINARY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+_BY_SYMBOL: dict[str, Callable[..., Any]] = {
+    "%": operator.mod, "//": operator.floordiv, "**": operator.pow, "<<": operator.lshift, ">>": operator.rshift,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+}  # fmt: skip
+
+
 def binary(world: World, op: str, left: Any, right: Any, inplace: bool = False) -> Any:
     """`left op right` where a side is a traced array."""
+    try:
+        return _binary(world, op, left, right, inplace)
+    except GraphBreak as refusal:
+        if inplace or refusal.code != "numpy-call" or op not in _BY_SYMBOL:
+            raise
+        found = on_values(world, _BY_SYMBOL[op], (left, right), {})
+        if found is None:
+            raise
+        return found
+
+
+def _binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     row = power if op == "**" else BINARY.get(op)
     if op == "@" and not inplace:
         return matmul(world, left, right)

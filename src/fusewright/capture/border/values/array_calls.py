@@ -24,6 +24,7 @@ from fusewright.capture.border.values.array import (
     elementwise,
     has_array,
     matmul,
+    on_values,
     power,
     refuse,
     result,
@@ -281,8 +282,27 @@ def _flattened(world: World, array: Any) -> TracedArray:
     return TracedArray(world, world.torch_call(torch.Tensor.view, (array.tensor, -1), {}))
 
 
+def _without_row(what: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: refuse(what)
+
+
+# What is pure, and has no row: NumPy itself computes it where the arrays' values are known, or taken for granted.
+_PURE_METHODS = frozenset(
+    "flatten round prod cumprod argsort nonzero repeat item searchsorted take trace diagonal ptp squeeze".split()
+)
+_PURE = frozenset(
+    id(getattr(np, name))
+    for name in """
+    interp round around flatnonzero nonzero unique sort argsort searchsorted linspace diff digitize percentile quantile
+    histogram repeat tile roll flip pad prod cumprod bincount isin intersect1d setdiff1d union1d ceil floor append
+    broadcast_to atleast_1d expand_dims squeeze hstack vstack argwhere count_nonzero array_equal allclose isclose full
+    arange zeros_like ones_like full_like logspace geomspace gradient trace tril triu diag ndim size shape
+    """.split()
+)
+
+
 def _listed(world: World, array: TracedArray) -> Any:
-    known = world.recorder.known_value(array.tensor)
+    known = world.recorder.read(array.tensor)
     if known is None:
         world.recorder.lacks_form("data-dependent-scalar", "ndarray.tolist()")
     return known.tolist()
@@ -336,7 +356,7 @@ def getattr_array(world: World, array: TracedArray, name: str) -> Any:
     answer = _ATTRIBUTES.get(name)
     if answer is not None:
         return answer(world, array)
-    if name in METHODS:
+    if name in METHODS or name in _PURE_METHODS:
         return ArrayMethod(array, name)
     refuse(f"ndarray.{name}")
 
@@ -352,7 +372,8 @@ _ATTRIBUTES: dict[str, Callable[[Any, TracedArray], Any]] = {
 
 def call_method(tracer: Tracer, fn: ArrayMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`array.sum(axis=0)`."""
-    return _called(tracer, METHODS[fn.name], (fn.array, *args), kwargs)
+    row = METHODS.get(fn.name) or _without_row(f"ndarray.{fn.name}")
+    return _called(tracer, row, getattr(np.ndarray, fn.name), (fn.array, *args), kwargs)
 
 
 def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
@@ -369,14 +390,20 @@ def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
 
 def _call_function(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     row = _BY_ID.get(id(fn))
+    pure = fn if isinstance(fn, np.ufunc) or id(fn) in _BY_ID or id(fn) in _PURE else None
     if row is None:
-        refuse(f"numpy.{getattr(fn, '__name__', fn)}")
-    return _called(tracer, row, args, kwargs)
+        row = _without_row(f"numpy.{getattr(fn, '__name__', fn)}")
+    return _called(tracer, row, pure, args, kwargs)
 
 
-def _called(tracer: Tracer, row: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called(tracer: Tracer, row: Callable[..., Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return row(tracer.world, *args, **kwargs)
+    except GraphBreak as refusal:
+        found = on_values(tracer.world, fn, args, kwargs) if fn is not None and refusal.code == "numpy-call" else None
+        if found is None:
+            raise
+        return found
     except TypeError as error:  # arguments that the row does not take (out=, dtype=, where=)
         raise GraphBreak("numpy-call", str(error)) from error
 
