@@ -238,6 +238,7 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
         True,
     ),
     "capture_scalar_outputs": (lambda seeing: breaks(lambda x, n: x * n.item(), torch.ones(3), torch.tensor(3)), True),
+    "speculate": (lambda seeing: breaks(lambda x: x * 2 if x.sum() > 0 else x, torch.ones(3)), True),
     "background": (lambda seeing: on_this_thread, True),
     "fusion": (lambda seeing: kernels, False),
     "target": (lambda seeing: code, "x86-64-v2"),

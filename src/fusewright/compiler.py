@@ -72,6 +72,7 @@ from fusewright.capture.conversions import converting, plain_sources, under_infe
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
+from fusewright.capture.interpret.speculation import MARK, TAKEN
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
@@ -155,9 +156,12 @@ class Compiler:
             own_random=self.backend.own_random and not settings["fallback_random"],
             data_shapes=settings["capture_dynamic_output_shape_ops"],
             data_numbers=settings["capture_scalar_outputs"],
+            speculates=settings["speculate"] and not settings.fullgraph,
             bucket={name: tuple(sizes) for name, sizes in settings.options.get("bucket", {}).items()},
         )
-        above = replace(options, level="torch", differentiate=None, follows_autograd=True, own_random=False)
+        above = replace(
+            options, level="torch", differentiate=None, follows_autograd=True, own_random=False, speculates=False
+        )
         if self.backend.level == "torch":
             self.options = replace(above, other_level=options if self.backend.lowers else None)
         else:
@@ -215,8 +219,11 @@ class Compiler:
 
     def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         for entry in compiled.entries:
-            if entry.program.check(values, function):  # another thread was quicker
+            if not entry.retired and entry.program.check(values, function):  # another thread was quicker
                 return entry
+        for entry in compiled.entries:
+            if entry.retired:
+                compiled.remove(entry)
         state = PROCESS.states.setdefault(compiled, FunctionState())
         state.stage = "driver"
         PROCESS.before_compile()
@@ -506,7 +513,13 @@ def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
     ]
 
 
-def _fell_back(function: types.FunctionType, error: BaseException | None) -> None:
+def _fell_back(function: types.FunctionType, error: BaseException | None, entry: Any) -> None:
+    place = "" if error is None else str(error).partition(MARK)[2]
+    if place:  # what the entry takes for granted differs: it is not taken for granted again
+        entry.retired = True
+        for compiler in list(PROCESS.compilers):
+            if (place, TAKEN) in compiler.history:
+                compiler.history[place, TAKEN] = ()
     STREAM.emit(
         FellBack(
             function_name(function),

@@ -18,7 +18,7 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.backends.repeat import draws_once
+from fusewright.backends.repeat import draws_once, repeatable
 from fusewright.base.errors import CannotFunctionalise, warn_once
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
@@ -139,7 +139,7 @@ def _generate(
         to_compile.notify(
             Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}")
         )
-        by_operators = to_compile.module(graph).forward
+        by_operators = repeatable(to_compile.module(graph).forward, graph)
         return (
             by_operators
             if prepacking is None

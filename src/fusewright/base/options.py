@@ -112,6 +112,13 @@ OPTIONS: dict[str, Option] = {
     "capture_scalar_outputs": Option(
         bool, False, "item() and tolist() become part of the graph, as numbers known at run time"
     ),
+    "speculate": Option(
+        bool,
+        True,
+        "a value that the program reads from a tensor on a CPU (for a branch, by item(), as the size of a mask's "
+        "result) is taken to be what it is at the first call, and checked at each; a call that differs runs eagerly, "
+        "and from then on the read is a graph break (not under fullgraph)",
+    ),
     "background": Option(
         bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"
     ),
@@ -179,6 +186,7 @@ CAPTURE_OPTIONS = frozenset(
     {
         "capture_dynamic_output_shape_ops",
         "capture_scalar_outputs",
+        "speculate",
         "compile_seconds",
         "instruction_limit",
         "background",

@@ -39,6 +39,7 @@ from fusewright.capture.guards.types import Guard
 from fusewright.capture.interpret.continuation import Continuation
 from fusewright.capture.interpret.interpreter import Frame, Tracer
 from fusewright.capture.interpret.predication import GUARDED
+from fusewright.capture.interpret.speculation import Speculation
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.record.draws import Draws
 from fusewright.record.recorder import Recorder
@@ -168,6 +169,8 @@ class _Attempt:
         if env is not None and assumptions.data_sizes:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
         tracer.recorder.unknown_shapes = options.level == "aten" and assumptions.unknown_shapes
+        if options.speculates:
+            tracer.recorder.speculation = Speculation(tracer)
         tracer.branches.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
         if env is not None and options.level == "aten":
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
@@ -187,7 +190,7 @@ class _Attempt:
             world.close()
             world.forget()
             self.tracer.forget()
-            self.tracer.recorder.ask_number = None
+            self.tracer.recorder.ask_number = self.tracer.recorder.speculation = None
             env = self.tracer.recorder.env
             if env is not None:
                 # PyTorch holds symbolic sizes where the collector of cycles does not look: nothing may lead from them

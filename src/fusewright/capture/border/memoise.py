@@ -256,6 +256,7 @@ class Repeats:
                 recorder.user_code,
                 recorder.freed,
                 len(recorder.read_sizes),
+                0 if recorder.speculation is None else recorder.speculation.count,
                 len(tracer.branches.joined),
                 None if env is None else (len(env.symbols), len(env.unbacked)),
             ),

@@ -10,6 +10,7 @@ by type: what a type means is in values/, what an operator does in protocols.py,
 from __future__ import annotations
 
 import builtins
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -535,6 +536,8 @@ class World:
 
     def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
+        if self.uses_arrays and fn in (operator.getitem, operator.setitem):
+            args = (args[0], array.as_index(args[1]), *args[2:])
         given = (*args, *kwargs.values())
         if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")

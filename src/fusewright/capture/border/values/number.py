@@ -87,7 +87,9 @@ def load_float(world: World, real: float, source: Source) -> object:
     if known is not None:
         return known[0]
     origin = OutsideFloat(source, real)
-    tensor = world.recorder.float_input(real, f"number_{len(world.numbers)}")
+    world.recorder.has_floats = True
+    held = torch.tensor(real, dtype=torch.float64, device="cpu")
+    tensor = world.recorder.input(held, f"number_{len(world.numbers)}")
     world.input_sources.append(NumberTensor(source))
     value = float_of_input(world.recorder, tensor, origin)
     world.numbers[source] = (value, origin)
