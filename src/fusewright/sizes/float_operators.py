@@ -61,7 +61,7 @@ RAISES = frozenset({"div", "pow", "sqrt", "exp", "log"})
 SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
 PYTHON_FORMS: dict[object, Callable[..., float]] = {
-    **{target: plain for target, plain in (*UNARY.values(), *BINARY.values())},
+    **dict((*UNARY.values(), *BINARY.values())),
     aten.rsub.Scalar: lambda right, left: left - right,
     aten.pow.Tensor_Scalar: operator.pow,
     aten.pow.Scalar: operator.pow,

@@ -22,9 +22,9 @@ Kwargs = dict[str, Any]
 
 def _made(fn: Callable[..., Any]) -> Callable[[Tracer, Args, Kwargs], Any]:
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        given = dict(zip(("data", "dtype", "device"), args)) | kwargs
-        data = given.get("data")
-        parts = list(data) if type(data) in (list, tuple) else [data]  # type: ignore[call-overload]
+        given: dict[str, Any] = dict(zip(("data", "dtype", "device"), args)) | kwargs
+        data: Any = given.get("data")
+        parts = list(data) if type(data) in (list, tuple) else [data]
         floats = any(node_of(part) is not None for part in parts)
         plain = all(node_of(part) is not None or type(part) in (int, float) for part in parts)
         if not floats or not plain or not given.keys() <= {"data", "dtype", "device"}:

@@ -87,11 +87,11 @@ def ask(world: World, node: torch.fx.Node, relation: Callable[[float, float], bo
     if placeholder is None:  # the program made the tensor
         outcome = NumberTest(steps, relation, other)(0.0)
         return None if outcome is _FAILED else bool(outcome)
-    for real, source, traced in world.inputs:
-        if traced.node is placeholder:
-            break
-    else:
+    inputs = ((real, source) for real, source, traced in world.inputs if traced.node is placeholder)  # type: ignore[attr-defined]
+    given = next(inputs, None)
+    if given is None:
         return None
+    real, source = given
     if type(real) not in TENSOR_CLASSES or not real.is_cpu or real.numel() != 1 or real.dtype not in _DTYPES:
         return None
     asked, tests = world.number_tests
