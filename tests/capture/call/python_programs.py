@@ -173,6 +173,52 @@ def random_int_trained(x):
     return (x * random.randint(2, 9)).sum()
 
 
+@program(lambda: (torch.ones(2), torch.nn.ReLU(), torch.nn.Tanh()))
+def random_choice_of_modules(x, a, b):
+    chosen = random.choice([a, b])
+    return chosen(x - 0.5) * random.random(), random.random()
+
+
+@program()
+def random_shuffle(x):
+    order = [1.0, 2.0, 3.0]
+    random.shuffle(order)
+    return x * order[0] + order[1] - order[2], order
+
+
+@program()
+def random_layers_dropped(x):
+    for _ in range(3):
+        if random.random() > 0.4:
+            x = x * 2 + random.uniform(0, 1)
+    return x
+
+
+@program()
+def random_many_ways(x):
+    for _ in range(6):
+        if random.random() > 0.4:
+            x = x * 2
+    return x
+
+
+@program(lambda: (torch.ones(2), random.Random(4)))
+def random_instance_branch(x, generator):
+    if generator.random() > 0.5 or random.random() > 0.5:
+        return x * generator.choice([3, 5])
+    return x - np.random.rand() * (2 if np.random.rand() < 0.3 else 1)
+
+
+@program()
+def random_empty_choice(x):
+    return x * random.choice([])
+
+
+@program()
+def np_random_permutation(x):
+    return x[:, torch.from_numpy(np.random.permutation(3))]
+
+
 @program()
 def random_range_of_nothing(x):
     return x * random.randint(9, 2)

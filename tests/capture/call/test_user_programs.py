@@ -30,7 +30,7 @@ OPEN = frozenset(
     inference_inside_then_grad
     iterator_over_a_list_that_grows lazy_module
     lazy_modules  map_argument module_backward_hook
-    parameter_inside parameter_returned random_branch random_choice random_range_of_nothing
+    parameter_inside parameter_returned random_many_ways
     register_hook_then_write retain_grad saved_tensors_hooks
     step_adafactor step_asgd step_radam step_radam_loop
     thread_lock time_perf_counter time_time unpickled weakref_made

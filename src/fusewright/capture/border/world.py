@@ -22,6 +22,7 @@ from fusewright.capture.border import formatting, imports, protocols, torch_func
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, NATIVE_TYPES
 from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
+from fusewright.capture.border.foresight import Foreseen
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
 from fusewright.capture.border.memoise import Repeats
@@ -65,6 +66,7 @@ class World:
         # random generators of the program's: (it, its state, the call that writes that back)
         self.generators: dict[int, tuple[Any, Any, Any]] = {}
         self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
+        self.foreseen = Foreseen(self)
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
         self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
@@ -606,4 +608,5 @@ class World:
         for table in tables:
             table.clear()
         self.repeats.forget()
+        self.foreseen.world = None  # it is a guard
         self.effects = Effects()

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import native
 from fusewright.capture.border.values import array as arrays
-from fusewright.operators.host_draws import DRAWS, HOST_DRAW, numbered
-from fusewright.sizes.symfloat import float_of_tensor
+from fusewright.operators.host_draws import DRAWS, HOST_DRAW, limits, numbered
+from fusewright.sizes.symfloat import float_of_input, float_of_tensor
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -66,6 +67,7 @@ def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwarg
         if not world.is_raw(owner):
             raise GraphBreak("host-random", "a generator that was made inside")
         drawn += numbered(owner)
+    index = world.foreseen.note(drawn, parameters, size)
     if size is not None:
         world.uses_arrays = True
         return arrays.result(world, world.torch_call(HOST_DRAW, (drawn, parameters, size), {}))
@@ -75,6 +77,12 @@ def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwarg
     if recorder.level != "aten" and not whole:
         recorder.lacks_form("host-random", f"a number drawn by {row}")
     tensor = world.torch_call(HOST_DRAW, (drawn, parameters, None), {})
+    if tracer.assumptions.foresees:
+        if not whole:
+            return float_of_input(recorder, tensor, world.foreseen.float(index))
+        value = world.foreseen.int(index, limits(drawn, parameters))
+        if value is not None:
+            return value
     return world.torch_call(torch.Tensor.item, (tensor,), {}) if whole else float_of_tensor(recorder, tensor)
 
 
@@ -89,6 +97,8 @@ def _given(row: str, args: Args, kwargs: Kwargs) -> tuple[list[Any], list[int] |
     shaped = size is None or (
         type(size) in (tuple, list) and all(type(extent) is int and extent > 0 for extent in size)
     )
+    if known and not _is_allowed(row, parameters) and row.startswith("random."):  # what Python raises, if it does
+        native(getattr(random.Random(0), row.partition(".")[2]), *parameters)
     if not known or not shaped or size in ((), []) or not _is_allowed(row, parameters):
         raise GraphBreak("host-random", f"{row} with parameters that are no plain numbers")
     return list(parameters), None if size is None else list(size)
@@ -105,6 +115,8 @@ def _is_allowed(row: str, parameters: tuple[Any, ...]) -> bool:
 
 _WHOLE: dict[str, Callable[[tuple[Any, ...]], bool]] = {
     "numpy.random.randint": lambda given: given[0] < given[1],
+    "numpy.random.permutation": lambda given: given[0] > 0,
+    "random._randbelow_with_getrandbits": lambda given: 0 < given[0] < 2**63,
     "random.randint": lambda given: given[0] <= given[1] < 2**63,
     "random.randrange": lambda given: given[2] != 0 and len(range(*given)) > 0,
 }

@@ -92,7 +92,7 @@ def _parts(iterator: Any) -> dict[int, Any]:
     known: dict[int, Any] = {}
     _copied(iterator, known)
     held = [one for part in _inner(iterator) for one in gc.get_referents(part)]
-    return {key: None for key in known} | {id(one): one for one in held if not isinstance(one, int)}
+    return dict.fromkeys(known) | {id(one): one for one in held if not isinstance(one, int)}
 
 
 def _inner(iterator: Any) -> list[Any]:
