@@ -110,10 +110,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "inside",
     ),
     "host-random": (
-        "Python's or NumPy's random generator decides between more than 8 ways through the function, is seeded, or is a "
-        "NumPy generator of the program's own",
-        "draw before the call and pass what was drawn, or draw a tensor with torch.rand or torch.randint and choose with "
-        "torch.where",
+        "Python's or NumPy's random generator decides between more than 8 ways through the function, is seeded, or is "
+        "a NumPy generator of the program's own",
+        "draw before the call and pass what was drawn, or draw a tensor with torch.rand or torch.randint and choose "
+        "with torch.where",
     ),
     "inference-mode": (
         "inference_mode is entered inside",
