@@ -100,9 +100,9 @@ BREAKS: dict[str, tuple[str, str]] = {
         "operator of the graph (docs/distributed.md), or a call between compiled functions",
     ),
     "clock": (
-        "the clock is read",
-        "read it before the call and pass it in, or time around the compiled function: inside, the graph is cut, and "
-        "only a part of the work would be timed",
+        "a clock is read in another way than by time.time, perf_counter, monotonic, process_time or thread_time, or "
+        "what it shows decides what happens next",
+        "read it by one of these, or read it before the call and pass it in: a break would cut what is timed in two",
     ),
     "random-state": (
         "a random generator of a GPU is seeded or given to an operator, or a seed is asked for",

@@ -1,4 +1,5 @@
-"""Draws from the random generators of Python and NumPy, as operators: a graph draws at every call what eager would.
+"""Draws from the random generators of Python and NumPy, and readings of clocks, as operators: a graph draws at every
+call what eager would.
 
 Takes the name of a row of DRAWS, its parameters and, for arrays, a shape; gives a tensor on the CPU. Always holds: the
 generators are those of the modules `random` and `numpy.random`, or instances of `random.Random` that this process has
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -141,3 +143,17 @@ def foreseen(calls: Sequence[Call]) -> Any:
 
 
 _LIBRARY.impl("host_draw", _draw, "CompositeExplicitAutograd")
+
+
+_LIBRARY.define("clock(str name, Tensor[] after) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+CLOCK = torch.ops.fusewright.clock.default
+CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+"""Of the module `time`. One is read once the tensors that it comes after are computed: what a program times between
+two readings is what lies between them."""
+
+
+def _read(name: str, after: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor(getattr(time, name)(), dtype=torch.float64, device="cpu")
+
+
+_LIBRARY.impl("clock", _read, "CompositeExplicitAutograd")

@@ -173,52 +173,6 @@ def random_int_trained(x):
     return (x * random.randint(2, 9)).sum()
 
 
-@program(lambda: (torch.ones(2), torch.nn.ReLU(), torch.nn.Tanh()))
-def random_choice_of_modules(x, a, b):
-    chosen = random.choice([a, b])
-    return chosen(x - 0.5) * random.random(), random.random()
-
-
-@program()
-def random_shuffle(x):
-    order = [1.0, 2.0, 3.0]
-    random.shuffle(order)
-    return x * order[0] + order[1] - order[2], order
-
-
-@program()
-def random_layers_dropped(x):
-    for _ in range(3):
-        if random.random() > 0.4:
-            x = x * 2 + random.uniform(0, 1)
-    return x
-
-
-@program()
-def random_many_ways(x):
-    for _ in range(6):
-        if random.random() > 0.4:
-            x = x * 2
-    return x
-
-
-@program(lambda: (torch.ones(2), random.Random(4)))
-def random_instance_branch(x, generator):
-    if generator.random() > 0.5 or random.random() > 0.5:
-        return x * generator.choice([3, 5])
-    return x - np.random.rand() * (2 if np.random.rand() < 0.3 else 1)
-
-
-@program()
-def random_empty_choice(x):
-    return x * random.choice([])
-
-
-@program()
-def np_random_permutation(x):
-    return x[:, torch.from_numpy(np.random.permutation(3))]
-
-
 @program()
 def random_range_of_nothing(x):
     return x * random.randint(9, 2)
@@ -456,51 +410,6 @@ def enumerate_argument(x, it):
 
 @program(lambda: (torch.ones(2), (v * 2 for v in (1.0, 2.0))))
 def generator_argument(x, it):
-    for v in it:
-        x = x + v
-    return x
-
-
-@program(lambda: (torch.ones(2), enumerate(zip([1.0, 2.0], iter({"a": 3.0, "b": 4.0, "c": 5.0}.values())), 2)))
-def iterators_in_iterators(x, it):
-    for i, (a, b) in it:
-        x = x * a + b * i
-    return x, next(it, None)
-
-
-@program(lambda: (torch.ones(2), iter([torch.ones(2), torch.zeros(2), 3])))
-def iterator_of_tensors(x, it):
-    return x + next(it) * 2 - next(it)
-
-
-@program(lambda: (lambda it: (torch.ones(2), zip(it, it)))(iter(range(5))))
-def iterator_of_pairs(x, it):
-    return [x + a * b for a, b in it], list(it)
-
-
-@program(lambda: (torch.ones(2), reversed([1.0, 2.0]), iter("ab"), iter((7, 8))))
-def iterators_gathered(x, r, s, t):
-    return x + sum(r), "".join(s), next(t), tuple(t), next(t, "none")
-
-
-position = iter(range(1, 100))
-
-
-@program()
-def iterator_advanced_by_each_call(x):
-    return x + next(position)
-
-
-@program(lambda: (lambda held: (torch.ones(2), held, iter(held)))([1.0, 2.0]))
-def iterator_over_a_list_that_grows(x, held, it):
-    held.append(3.0)
-    for v in it:
-        x = x * v
-    return x
-
-
-@program(lambda: (torch.ones(2), map(abs, [-1.0, -2.0])))
-def map_argument(x, it):
     for v in it:
         x = x + v
     return x

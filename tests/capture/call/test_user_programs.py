@@ -8,6 +8,7 @@ import copy
 import io
 import random
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import fusewright
-from tests.capture.call import gradient_programs, numpy_programs, python_programs, torch_programs
+from tests.capture.call import gradient_programs, numpy_programs, outside_programs, python_programs, torch_programs
 from tests.capture.call.comparing import same
 
 PROGRAMS = python_programs.PROGRAMS
@@ -33,7 +34,7 @@ OPEN = frozenset(
     parameter_inside parameter_returned random_many_ways
     register_hook_then_write retain_grad saved_tensors_hooks
     step_adafactor step_asgd step_radam step_radam_loop
-    thread_lock time_perf_counter time_time unpickled weakref_made
+    thread_lock time_time
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
@@ -59,6 +60,10 @@ def described(value: Any) -> Any:
         return ("array", torch.from_numpy(value.copy()))
     if isinstance(value, (int, float, str, bytes, type(None), torch.dtype, np.generic)):
         return (type(value), value)
+    if type(value) is weakref.ref:
+        return ("reference", described(value()))
+    if isinstance(value, outside_programs.Held):
+        return ("held", described(vars(value)))
     if hasattr(value, "__length_hint__"):
         return (type(value), list(copy.copy(value)))
     return type(value).__qualname__
@@ -66,7 +71,7 @@ def described(value: Any) -> Any:
 
 def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) -> list[Any]:
     """What CALLS calls do, each with arguments of its own."""
-    python_programs.position = iter(range(1, 100))
+    outside_programs.position = iter(range(1, 100))
     torch.manual_seed(11), random.seed(12), np.random.seed(13)
     for cached in (python_programs.cached_tensor, python_programs.cached_of_tensor, python_programs.WithCache.of):
         cached.cache_clear()

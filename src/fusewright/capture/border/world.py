@@ -46,9 +46,7 @@ from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
-from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES
 from fusewright.record.traced_tensor import TracedTensor
-from fusewright.sizes.expressions import Relation
 
 
 class World:
@@ -309,33 +307,7 @@ class World:
     def guards(self) -> tuple[Guard, ...]:
         """All guards of this capture, settings first; called once, at the end."""
         settings = Guard("STATE", FunctionSource(), self.initial, "settings of PyTorch")
-        sizes: list[Guard] = []
-        env = self.recorder.env
-        if env is not None and env.symbols:
-            sources = {known.symbol.name: known.source for known in env.symbols.values()}
-            for known in env.symbols.values():
-                if known.symbol in env.assumed or known.symbol in env.shown:
-                    least = 2 if known.symbol in env.assumed else 1
-                    sizes.append(
-                        Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES)
-                    )
-                if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
-                    bound = Relation("<=", known.symbol.lower, known.symbol)
-                    sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
-                if known.symbol.upper is not None:
-                    bound = Relation("<=", known.symbol, known.symbol.upper)
-                    sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
-            for relation, stack in zip(env.guards, env.asked_at, strict=True):
-                sizes.append(
-                    Guard(
-                        "SIZE",
-                        FunctionSource(),
-                        (relation, sources),
-                        f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass",
-                    )
-                )
-            for _, source, traced in self.inputs:
-                sizes += tensor.stride_guards(self, source, traced)
+        sizes = tensor.size_guards(self)
         tensors = [
             Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads")
             for real, source, traced in self.inputs

@@ -1,4 +1,4 @@
-"""Calls of the random generators of Python and NumPy: drawn when the compiled code runs.
+"""Calls of the random generators of Python and NumPy, and of clocks: drawn and read when the compiled code runs.
 
 Takes a call of a method of the modules' own generators, or of a `random.Random` of the program's; gives a number or an
 array whose value nobody knows yet. Always holds: a draw is an operator of the graph (operators/host_draws.py), so the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ import numpy as np
 import torch
 
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.foresight import MOST
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import array as arrays
-from fusewright.operators.host_draws import DRAWS, HOST_DRAW, limits, numbered
+from fusewright.operators.host_draws import CLOCK, CLOCKS, DRAWS, HOST_DRAW, limits, numbered
 from fusewright.sizes.symfloat import float_of_input, float_of_tensor
+from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -83,7 +86,30 @@ def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwarg
         value = world.foreseen.int(index, limits(drawn, parameters))
         if value is not None:
             return value
+        if name.startswith("_randbelow"):  # a choice, a shuffle or a sample asks which element it is
+            raise GraphBreak("host-random", f"a choice among more than {MOST}")
     return world.torch_call(torch.Tensor.item, (tensor,), {}) if whole else float_of_tensor(recorder, tensor)
+
+
+def _clock(name: str) -> Callable[[Tracer, Args, Kwargs], Any]:
+    """A reading of a clock, as a number that is known when the graph runs."""
+
+    def read(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        recorder = tracer.recorder
+        if recorder.env is None:
+            raise GraphBreak("clock", f"time.{name}")
+        if recorder.level != "aten":
+            recorder.lacks_form("clock", f"time.{name}")
+        nodes = recorder.graph.nodes
+        after = [node for node in nodes if not node.users and isinstance(node.meta.get("type"), TensorType)]
+        after = [node for node in after if node.op == "call_function"]
+        return float_of_tensor(recorder, recorder.record(CLOCK, (name, after), TensorType((), (), torch.float64, _CPU)))
+
+    return read
+
+
+_CPU = torch.device("cpu")
+ROWS = [(getattr(time, name), _clock(name)) for name in CLOCKS]
 
 
 def _given(row: str, args: Args, kwargs: Kwargs) -> tuple[list[Any], list[int] | None]:
