@@ -15,6 +15,7 @@ import itertools
 import math
 import operator
 import os
+import sys
 import threading
 import types
 import warnings
@@ -60,7 +61,7 @@ PURE_MODULES = frozenset({
 })  # fmt: skip
 PURE_FUNCTIONS: frozenset[Any] = frozenset({
     abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max,
-    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans,
+    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans, sys.intern,
 })  # fmt: skip
 
 

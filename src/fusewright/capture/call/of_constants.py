@@ -155,7 +155,7 @@ def _error_state(name: str) -> Row:
     return call
 
 
-_NUMPY = (
+_NUMPY: tuple[Any, ...] = (
     np.array, np.asarray, np.arange, np.zeros, np.ones, np.full, np.eye, np.identity, np.linspace, np.logspace, np.tri,
     np.meshgrid, np.unique, np.nonzero, np.bincount, np.broadcast_to, np.expand_dims, np.squeeze,
 )  # fmt: skip

@@ -112,7 +112,7 @@ def next_of(world: World, iterator: Any) -> Any:
                 raise GraphBreak("outside-iterator", "two iterators of which one advances the other")
         taken = world.iterators[id(iterator)] = DeferredCall(advance, (iterator, 0), {})
         world.effects.calls.append(taken)
-    _, count = taken.args
+    count: Any = taken.args[1]
     written = {id(shadow.real) for shadow in world.effects.shadows if shadow.appended or changed(shadow)}
     if count >= MOST or not written.isdisjoint(_parts(iterator)):
         raise GraphBreak("outside-iterator", "many elements are taken from it, or what it goes over was written to")

@@ -134,7 +134,7 @@ def tensor_guard(world: World, real: torch.Tensor, traced: torch.Tensor) -> Tens
 def size_guards(world: World) -> list[Guard]:
     """The guards on symbolic sizes, and on strides that follow from them."""
     sizes: list[Guard] = []
-    env = world.recorder.env
+    env: Any = world.recorder.env
     if env is not None and env.symbols:
         sources = {known.symbol.name: known.source for known in env.symbols.values()}
         for known in env.symbols.values():
