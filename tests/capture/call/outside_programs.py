@@ -1,8 +1,12 @@
 """Programs that ask the world around them: draws that decide what happens, iterators from outside, weak references,
 clocks."""
 
+import logging
+import pathlib
 import random
+import threading
 import time
+import warnings
 import weakref
 
 import numpy as np
@@ -150,3 +154,57 @@ def time_of_training(m, x):
     loss = m(x).sum()
     took = time.time() - start
     return loss, [type(took)]
+
+
+@program()
+def warnings_recorded_and_returned(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", message="un")
+        warnings.warn("unseen")
+        warnings.warn("seen", DeprecationWarning)
+    return x * len(seen), [(str(one.message), one.category.__name__) for one in seen], seen
+
+
+@program()
+def warnings_as_errors(x):
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("error")
+        try:
+            warnings.warn("raised")
+        except UserWarning as error:
+            return x + len(str(error))
+
+
+@program()
+def warnings_recorded_once(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("once")
+        warnings.warn("once")
+    return x * len(seen)
+
+
+@program()
+def logger_inside(x):
+    logging.getLogger("programs").debug("not shown %s", 3)
+    return x + 1, logging.getLogger("programs").name
+
+
+@program()
+def threading_local_made(x):
+    made_here = threading.local()
+    made_here.x = x
+    return made_here.x + 1, hasattr(made_here, "y")
+
+
+@program()
+def path_made(x):
+    return x + 1, str(pathlib.Path("a") / "b.py"), pathlib.PurePosixPath("a/b.py").suffix
+
+
+@program(lambda: (torch.ones(2, 3, 4),))
+def warning_of_pytorch_recorded(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        y = torch.nn.functional.mse_loss(x, x[:1])
+    return y, len(seen)

@@ -26,7 +26,7 @@ CALLS = 3
 # What is not captured whole: on both backends, and on one of them alone.
 OPEN = frozenset(
     """
-    catch_warnings_read catch_warnings_record data_ptr_as_number data_store_of_another_type
+    data_ptr_as_number data_store_of_another_type
     generator_argument
     inference_inside_then_grad
     iterator_over_a_list_that_grows lazy_module
@@ -34,7 +34,8 @@ OPEN = frozenset(
     parameter_inside parameter_returned random_many_ways
     register_hook_then_write retain_grad saved_tensors_hooks
     step_adafactor step_asgd step_radam step_radam_loop
-    thread_lock time_time
+    thread_lock time_time warning_of_pytorch_recorded
+    warnings_recorded_once
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
@@ -46,6 +47,8 @@ def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         facts = (type(value), value.requires_grad, value.is_inference(), value.is_leaf and described(value.grad))
         return ("tensor", facts, value.detach().clone())
+    if isinstance(value, Warning):
+        return (type(value), value.args)
     if isinstance(value, torch.nn.Module):
         return [(name, described(one)) for name, one in value.named_parameters()]
     if isinstance(value, (list, tuple)):
@@ -62,7 +65,7 @@ def described(value: Any) -> Any:
         return (type(value), value)
     if type(value) is weakref.ref:
         return ("reference", described(value()))
-    if isinstance(value, outside_programs.Held):
+    if isinstance(value, (outside_programs.Held, warnings.WarningMessage)):
         return ("held", described(vars(value)))
     if hasattr(value, "__length_hint__"):
         return (type(value), list(copy.copy(value)))

@@ -10,6 +10,8 @@ by type: what a type means is in values/, what an operator does in protocols.py,
 from __future__ import annotations
 
 import builtins
+import functools
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,7 +28,7 @@ from fusewright.capture.border.foresight import Foreseen
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
 from fusewright.capture.border.memoise import Repeats
-from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native import native, unwatched, without_warnings
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import (
     array,
@@ -66,6 +68,7 @@ class World:
         self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
         self.foreseen = Foreseen(self)
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
+        self.recordings: list[Any] = []  # open contexts in which the program records warnings
         self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
@@ -508,6 +511,8 @@ class World:
 
     def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
+        if self.uses_arrays and fn in (operator.getitem, operator.setitem):  # an array as index is as a tensor
+            args = (args[0], array.as_index(args[1]), *args[2:])
         given = (*args, *kwargs.values())
         if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
@@ -518,7 +523,8 @@ class World:
             return answer
         args = tuple(for_native(self, argument) for argument in args)
         kwargs = {name: for_native(self, argument) for name, argument in kwargs.items()}
-        result = unwatched(self.recorder.call, fn, args, kwargs)
+        call = functools.partial(without_warnings, self.recorder.call) if self.recordings else self.recorder.call
+        result = unwatched(call, fn, args, kwargs)
         if type(result) is not TracedTensor:
             wrapper.check_result(self, fn, result)
         self.repeats.log(fn, args, kwargs, result)
@@ -552,8 +558,9 @@ class World:
         wrapper.check_unchanged(self)
         if self.inference_guards:
             raise Retry(inference=False)
-        if self.disablers or self.error_states:
-            what = "disables __torch_function__" if self.disablers else "sets NumPy's treatment of errors"
+        if self.disablers or self.error_states or self.recordings:
+            what = "disables __torch_function__" if self.disablers else "records warnings"
+            what = "sets NumPy's treatment of errors" if self.error_states else what
             raise GraphBreak("open-context", f"a context that {what} is open across a graph break")
         now, then = context.snapshot(), self.state
         if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:

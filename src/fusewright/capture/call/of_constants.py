@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -133,6 +134,17 @@ def _of_environment(fn: Callable[..., Any]) -> Row:
     return ask
 
 
+def _logger(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """logging.getLogger(name): there is one of a name. Making it is no effect that a program can tell: eager does it as
+    well, once."""
+    name = (*args, *kwargs.values(), None)[0]
+    if name is not None and type(name) is not str:
+        raise GraphBreak("untraceable-call", "logging.getLogger of something that is no constant")
+    found = unwatched(logging.getLogger, name)
+    tracer.world.guard_answer(logging.getLogger, (name,), found, identical=True)
+    return tracer.world.load(found, tracer.world.constant(found, "logger"))
+
+
 def _search_path() -> tuple[Any, ...]:
     return *sys.path, *map(id, sys.meta_path)
 
@@ -165,6 +177,6 @@ ROWS: list[tuple[Any, Row]] = [
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
     *((fn, _of_environment(fn)) for fn in (importlib.util.find_spec, importlib.metadata.version,
                                            importlib.metadata.distribution)),
-    (_pickle.dumps, _pickled), (_pickle.loads, _unpickled),
+    (logging.getLogger, _logger), (_pickle.dumps, _pickled), (_pickle.loads, _unpickled),
     *((getattr(np.errstate, name), _error_state(name)) for name in ("__enter__", "__exit__")),
 ]  # fmt: skip
