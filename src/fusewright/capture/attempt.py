@@ -55,6 +55,7 @@ _HOST_FRAMES_PER_CALL = 16
 
 
 _OF_DATA = frozenset({"data-dependent-scalar", "data-dependent-shape"})
+_DECISIONS = _OF_DATA | {"data-dependent-branch", "host-random"}
 
 
 def capture_frame(
@@ -83,6 +84,10 @@ def capture_frame(
                 for code in assumptions.guarded:
                     history[code, GUARDED] = ()
             except GraphBreak as signal:
+                drawn = attempt.tracer.world.foreseen.calls
+                if drawn and signal.code in _DECISIONS and not assumptions.foresees and not assumptions.broken:
+                    assumptions = replace(assumptions, foresees=True)
+                    continue
                 if signal.code in _OF_DATA and not assumptions.data_sizes:
                     signal.code = "data-dependent-gradient"
                 if options.fullgraph:

@@ -32,7 +32,7 @@ _NAMES = {
         correlate corrcoef cov take take_along_axis select choose clip round around nan_to_num isclose where histogram
         concatenate stack hstack vstack dstack column_stack append insert delete array_equal allclose count_nonzero
         polyval polyfit heaviside sinc i0 unwrap angle fix isneginf isposinf cbrt vander repeat matmul
-        zeros_like ones_like full_like isin resize block vecdot reshape ravel einsum
+        array zeros_like ones_like full_like isin resize block vecdot reshape ravel einsum
     """,
     np.linalg: """
         norm inv solve det slogdet svd svdvals qr cholesky eigh eigvalsh pinv matrix_power matrix_rank matrix_norm

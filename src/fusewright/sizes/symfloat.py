@@ -508,7 +508,8 @@ def _is_defined_at(compute: Callable[[float], float], given: float) -> bool:
 
 
 def float_of_input(recorder: Recorder, tensor: torch.Tensor, origin: OutsideFloat) -> torch.SymFloat:
-    """The float that a placeholder holds."""
+    """The float that a tensor holds, where it is known of what float that is."""
+    recorder.has_floats = True
     return torch.SymFloat(FloatNode(recorder, tensor, _outside(origin)))
 
 

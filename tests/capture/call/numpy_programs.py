@@ -166,3 +166,14 @@ def np_scalar_of_array(a):
 @program(waves)
 def np_einsum(a):
     return np.einsum("ij->i", a), np.tensordot(a, a, 2), np.inner(a, a), np.kron(a[0], a[1]), np.cross(a[:, :3], a[:, 1:])
+
+
+@program(lambda: (torch.arange(12.0).reshape(3, 4), np.array([2, 0])))
+def np_index_of_tensor(x, chosen):
+    x[chosen, 1:3] = 5
+    return x[chosen], x[:, chosen], x[..., np.array([0, 3])]
+
+
+@program(waves)
+def np_array_of_results(a):
+    return np.array([a.sum(), a.max(), 2.0]), np.array([a[0], a[1]])

@@ -415,51 +415,6 @@ def generator_argument(x, it):
     return x
 
 
-@program(lambda: (torch.ones(2), enumerate(zip([1.0, 2.0], iter({"a": 3.0, "b": 4.0, "c": 5.0}.values())), 2)))
-def iterators_in_iterators(x, it):
-    for i, (a, b) in it:
-        x = x * a + b * i
-    return x, next(it, None)
-
-
-@program(lambda: (torch.ones(2), iter([torch.ones(2), torch.zeros(2), 3])))
-def iterator_of_tensors(x, it):
-    return x + next(it) * 2 - next(it)
-
-
-@program(lambda: (lambda it: (torch.ones(2), zip(it, it)))(iter(range(5))))
-def iterator_of_pairs(x, it):
-    return [x + a * b for a, b in it], list(it)
-
-
-@program(lambda: (torch.ones(2), reversed([1.0, 2.0]), iter("ab"), iter((7, 8))))
-def iterators_gathered(x, r, s, t):
-    return x + sum(r), "".join(s), next(t), tuple(t), next(t, "none")
-
-
-position = iter(range(1, 100))
-
-
-@program()
-def iterator_advanced_by_each_call(x):
-    return x + next(position)
-
-
-@program(lambda: (lambda held: (torch.ones(2), held, iter(held)))([1.0, 2.0]))
-def iterator_over_a_list_that_grows(x, held, it):
-    held.append(3.0)
-    for v in it:
-        x = x * v
-    return x
-
-
-@program(lambda: (torch.ones(2), map(abs, [-1.0, -2.0])))
-def map_argument(x, it):
-    for v in it:
-        x = x + v
-    return x
-
-
 names = {"one"}
 
 

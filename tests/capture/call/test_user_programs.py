@@ -8,6 +8,7 @@ import copy
 import io
 import random
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import fusewright
-from tests.capture.call import gradient_programs, numpy_programs, python_programs, torch_programs
+from tests.capture.call import gradient_programs, numpy_programs, outside_programs, python_programs, torch_programs
 from tests.capture.call.comparing import same
 
 PROGRAMS = python_programs.PROGRAMS
@@ -25,10 +26,10 @@ CALLS = 3
 # What is not captured whole: on both backends, and on one of them alone.
 OPEN = frozenset(
     """
-    catch_warnings_read catch_warnings_record data_ptr_as_number data_store_of_another_type generator_argument
-    inference_inside_then_grad iterator_over_a_list_that_grows lazy_module lazy_modules map_argument
-    module_backward_hook random_branch random_choice random_range_of_nothing register_hook_then_write
-    saved_tensors_hooks thread_lock time_perf_counter time_time unpickled weakref_made
+    data_ptr_as_number data_store_of_another_type generator_argument inference_inside_then_grad
+    iterator_over_a_list_that_grows lazy_module lazy_modules map_argument module_backward_hook random_many_ways
+    register_hook_then_write saved_tensors_hooks thread_lock time_time warning_of_pytorch_recorded
+    warnings_recorded_once
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
@@ -40,6 +41,8 @@ def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         facts = (type(value), value.requires_grad, value.is_inference(), value.is_leaf and described(value.grad))
         return ("tensor", facts, value.detach().clone())
+    if isinstance(value, Warning):
+        return (type(value), value.args)
     if isinstance(value, torch.nn.Module):
         return [(name, described(one)) for name, one in value.named_parameters()]
     if isinstance(value, (list, tuple)):
@@ -54,6 +57,10 @@ def described(value: Any) -> Any:
         return ("array", torch.from_numpy(value.copy()))
     if isinstance(value, (int, float, str, bytes, type(None), torch.dtype, np.generic)):
         return (type(value), value)
+    if type(value) is weakref.ref:
+        return ("reference", described(value()))
+    if isinstance(value, (outside_programs.Held, warnings.WarningMessage)):
+        return ("held", described(vars(value)))
     if hasattr(value, "__length_hint__"):
         return (type(value), list(copy.copy(value)))
     return type(value).__qualname__
@@ -61,7 +68,7 @@ def described(value: Any) -> Any:
 
 def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) -> list[Any]:
     """What CALLS calls do, each with arguments of its own."""
-    python_programs.position = iter(range(1, 100))
+    outside_programs.position = iter(range(1, 100))
     torch.manual_seed(11), random.seed(12), np.random.seed(13)
     for cached in (python_programs.cached_tensor, python_programs.cached_of_tensor, python_programs.WithCache.of):
         cached.cache_clear()

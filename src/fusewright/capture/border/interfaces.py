@@ -79,6 +79,8 @@ class World(Protocol):
     repeats: Any
     arrays: list[tuple[Any, Source, torch.Tensor]]
     error_states: list[Any]
+    recordings: list[Any]
+    foreseen: Any
     iterators: dict[int, DeferredCall]
     generators: dict[int, tuple[Any, Any, Any]]
     cached: dict[int, dict[Any, Any]]

@@ -14,6 +14,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -436,6 +437,13 @@ def _build_handle(code: Code, value: RemovableHandle) -> str:
     return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
 
 
+def _build_reference(code: Code, value: weakref.ref[Any]) -> str:
+    found = value()
+    if found is None:
+        raise GraphBreak("cannot-rebuild", "a weak reference to what is gone")
+    return code.start(value, f"{code.bind('ref', weakref.ref)}({code.temporary(code.expression(found))})")
+
+
 def _build_random_generator(code: Code, value: torch.Generator) -> str:
     made = code.start(value, f"{code.bind('Generator', torch.Generator)}()")
     known = code.world.generators.get(id(value))
@@ -494,6 +502,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     RemovableHandle: _build_handle,
     torch.Generator: _build_random_generator,
+    weakref.ref: _build_reference,
     Address: _build_of_memory,
     Storage: _build_of_memory,
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),

@@ -15,6 +15,7 @@ import itertools
 import math
 import operator
 import os
+import sys
 import threading
 import types
 import warnings
@@ -60,7 +61,7 @@ PURE_MODULES = frozenset({
 })  # fmt: skip
 PURE_FUNCTIONS: frozenset[Any] = frozenset({
     abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max,
-    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans,
+    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans, sys.intern,
 })  # fmt: skip
 
 
@@ -510,10 +511,10 @@ def plain_data(tracer: Tracer, value: Any) -> Any:
 
 
 def _weak_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Of an object that existed before: it outlives the call."""
+    """Of what existed before, which outlives the call, or of an instance made inside."""
     world = tracer.world
-    if len(args) != 1 or kwargs or not world.is_raw(args[0]):
-        raise GraphBreak("untraceable-call", "a weak reference with a callback, or to what was made inside")
+    if len(args) != 1 or kwargs or (world.outside(args[0]) is not None and not world.is_raw(args[0])):
+        raise GraphBreak("untraceable-call", "a weak reference with a callback, or to a container from outside")
     return native(weakref.ref, args[0])
 
 

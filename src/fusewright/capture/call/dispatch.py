@@ -8,7 +8,9 @@ builtin, object with `__call__`; what no rule allows is the graph break "untrace
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 import inspect
 import types
 import weakref
@@ -20,7 +22,7 @@ import torch
 
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border import torch_function
+from fusewright.capture.border import native_ready, torch_function
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.values import (
     array_calls as arrays,
@@ -105,7 +107,7 @@ def checked(function: Any, row: Row) -> Row:
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
 _TABLES = (
     call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS, subclasses.ROWS,
-    number_tensors.ROWS, generators.ROWS,
+    number_tensors.ROWS, generators.ROWS, host_random.ROWS,
 )  # fmt: skip
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
@@ -212,10 +214,39 @@ def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kw
     """A weak reference from outside: what it refers to now (its class is guarded when it is loaded)."""
     source = tracer.world.source_of(fn)
     if source is None and type(fn) is weakref.ref and not (args or kwargs):
-        return fn()  # made inside, to an object that existed before
+        return _referent(tracer, fn)
     if source is None or args or kwargs or type(fn).__call__ is not weakref.ref.__call__:
         return refuse(tracer, fn, args, kwargs)
     return tracer.world.load(fn(), Referent(source))
+
+
+def _referent(tracer: Tracer, reference: weakref.ref[Any]) -> Any:
+    """`reference()` of one made inside. What is reached from the frames is alive; of what is not, eager may have let
+    go."""
+    found = reference()
+    if found is None or tracer.world.is_raw(found):
+        return found
+    seen: set[int] = set()
+    pending: list[Any] = []
+    frame: Any = tracer.frame
+    while frame is not None:
+        pending += [*frame.locals, *frame.stack]
+        frame = frame.back
+    while pending:
+        value = pending.pop()
+        if value is found:
+            return found
+        if id(value) in seen or isinstance(value, (torch.Tensor, type, types.ModuleType, torch.nn.Module)):
+            continue
+        seen.add(id(value))
+        inner = getattr(value, "__dict__", None) if type(value) not in native_ready.PLAIN else None
+        if isinstance(value, (list, tuple, set, frozenset, dict, types.CellType, collections.deque)):
+            pending += gc.get_referents(value)
+        elif isinstance(value, types.FunctionType):
+            pending += value.__closure__ or ()
+        elif type(inner) is dict and tracer.world.outside(value) is None:
+            pending.append(inner)
+    raise GraphBreak("untraceable-call", "a weak reference to what may be gone: the frame does not lead there")
 
 
 def _call_static(tracer: Tracer, fn: staticmethod, args: Args, kwargs: Kwargs) -> Any:

@@ -52,11 +52,9 @@ Kwargs = dict[str, Any]
 
 # Tensor methods whose answer is not a tensor, and that are no part of a graph.
 _TENSOR_QUERIES = frozenset({
-    "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
-    "element_size",
+    "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "is_signed", "element_size",
     "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim",
-    "sparse_dim",
-    "is_coalesced", "__len__", "__hash__",
+    "sparse_dim", "is_coalesced", "__len__", "__hash__",
 })  # fmt: skip
 
 _LAYOUT_QUERIES = frozenset({"stride", "is_contiguous"})

@@ -9,7 +9,9 @@ from __future__ import annotations
 import _pickle
 import importlib.metadata
 import importlib.util
+import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -81,6 +83,20 @@ def _pickled(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return _constants_only(_pickle.dumps)(tracer, args, kwargs)
 
 
+class _PlainData(_pickle.Unpickler):
+    """Reads what needs no class and no function of the program's."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise GraphBreak("untraceable-call", f"pickle.loads of a {module}.{name}")
+
+
+def _unpickled(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """pickle.loads of bytes that are known."""
+    if len(args) != 1 or kwargs or type(args[0]) is not bytes:
+        raise GraphBreak("untraceable-call", "pickle.loads of something that is no constant")
+    return native(_PlainData(io.BytesIO(args[0])).load)
+
+
 def _of_environment(fn: Callable[..., Any]) -> Row:
     """What is installed: asked once. It is asked again where the modules that are loaded, or the path, change."""
 
@@ -95,6 +111,17 @@ def _of_environment(fn: Callable[..., Any]) -> Row:
         return value if value is None else world.load(value, world.constant(value, fn.__name__))
 
     return ask
+
+
+def _logger(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """logging.getLogger(name): there is one of a name. Making it is no effect that a program can tell: eager does it as
+    well, once."""
+    name = (*args, *kwargs.values(), None)[0]
+    if name is not None and type(name) is not str:
+        raise GraphBreak("untraceable-call", "logging.getLogger of something that is no constant")
+    found = unwatched(logging.getLogger, name)
+    tracer.world.guard_answer(logging.getLogger, (name,), found, identical=True)
+    return tracer.world.load(found, tracer.world.constant(found, "logger"))
 
 
 def _search_path() -> tuple[Any, ...]:
@@ -129,6 +156,6 @@ ROWS: list[tuple[Any, Row]] = [
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
     *((fn, _of_environment(fn)) for fn in (importlib.util.find_spec, importlib.metadata.version,
                                            importlib.metadata.distribution)),
-    (_pickle.dumps, _pickled),
+    (logging.getLogger, _logger), (_pickle.dumps, _pickled), (_pickle.loads, _unpickled),
     *((getattr(np.errstate, name), _error_state(name)) for name in ("__enter__", "__exit__")),
 ]  # fmt: skip

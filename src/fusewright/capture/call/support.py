@@ -15,6 +15,7 @@ import operator
 import pathlib
 import random
 import struct
+import threading
 import types
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ PURE_CLASSES: frozenset[type] = frozenset({
     types.MappingProxyType,
     functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller, property, staticmethod,
     classmethod, super,
-    types.FunctionType, types.GenericAlias,
+    types.FunctionType, types.GenericAlias, threading.local,
 })  # fmt: skip
 
 # Classes of immutable values, which constants determine.

@@ -40,6 +40,12 @@ def _may_change(world: World, kind: type) -> bool:
     )
 
 
+def may_vary(world: World, real: int) -> bool:
+    """Whether an int that has changed becomes a symbol. At torch level 0 and 1 do too: nothing there shows that the
+    graph of a larger one serves them."""
+    return (SMALLEST if world.recorder.level == "aten" else 0) <= real <= LARGEST
+
+
 def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) -> bool:
     """Whether this place has held tuples of other numbers; what the elements were is noted for each of them."""
     if not any(_may_change(world, type(element)) for element in real):

@@ -27,6 +27,7 @@ from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.guards.sources import (
     Attribute,
+    FunctionSource,
     InstanceDict,
     Item,
     PlainTensor,
@@ -34,7 +35,7 @@ from fusewright.capture.guards.sources import (
     TensorSize,
     TensorStride,
 )
-from fusewright.capture.guards.types import STRIDE
+from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES, STRIDE
 from fusewright.record.torch_level import set_data
 from fusewright.sizes.expressions import Dim, Relation, symbol
 from fusewright.sizes.strides import free_strides
@@ -128,6 +129,38 @@ def tensor_guard(world: World, real: torch.Tensor, traced: torch.Tensor) -> Tens
     requires_grad = real.requires_grad if world.requires_grad_matters else None
     kind = type(world.real_of(traced))
     return TensorGuard(kind, real.dtype, real.device, requires_grad, shape, stride, real.is_inference())
+
+
+def size_guards(world: World) -> list[Guard]:
+    """The guards on symbolic sizes, and on strides that follow from them."""
+    sizes: list[Guard] = []
+    env: Any = world.recorder.env
+    if env is not None and env.symbols:
+        sources = {known.symbol.name: known.source for known in env.symbols.values()}
+        for known in env.symbols.values():
+            if known.symbol in env.assumed or known.symbol in env.shown:
+                least = 2 if known.symbol in env.assumed else 1
+                sizes.append(
+                    Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES)
+                )
+            if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
+                bound = Relation("<=", known.symbol.lower, known.symbol)
+                sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
+            if known.symbol.upper is not None:
+                bound = Relation("<=", known.symbol, known.symbol.upper)
+                sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
+        for relation, stack in zip(env.guards, env.asked_at, strict=True):
+            sizes.append(
+                Guard(
+                    "SIZE",
+                    FunctionSource(),
+                    (relation, sources),
+                    f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass",
+                )
+            )
+        for _, source, traced in world.inputs:
+            sizes += stride_guards(world, source, traced)
+    return sizes
 
 
 def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Guard]:
