@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -17,33 +16,20 @@ namespace {
 
 struct Row {
     const char *name;
-    size_t place;
+    void **(*place)(Torch &);
     bool required;
 };
-#define ROW(field, symbol, required) {symbol, offsetof(Torch, field), required}
+#define ROW(field, symbol, required) {symbol, [](Torch &made) { return reinterpret_cast<void **>(&made.field); }, required},
 const Row kRows[] = {
-    ROW(empty_strided, "aoti_torch_empty_strided", true),
-    ROW(from_blob, "aoti_torch_create_tensor_from_blob", true),
-    ROW(copy, "aoti_torch_copy_", true),
-    ROW(clone, "aoti_torch_clone", true),
-    ROW(new_handle, "aoti_torch_new_tensor_handle", true),
-    ROW(delete_handle, "aoti_torch_delete_tensor_object", true),
-    ROW(data_ptr, "aoti_torch_get_data_ptr", true),
-    ROW(dim, "aoti_torch_get_dim", true),
-    ROW(sizes, "aoti_torch_get_sizes", true),
-    ROW(strides, "aoti_torch_get_strides", true),
-    ROW(dtype, "aoti_torch_get_dtype", true),
-    ROW(storage_offset, "aoti_torch_get_storage_offset", true),
-    ROW(layout, "aoti_torch_get_layout", true),
-    ROW(grad_enabled, "aoti_torch_grad_mode_is_enabled", true),
-    ROW(set_grad_enabled, "aoti_torch_grad_mode_set_enabled", true),
-    ROW(abi_version, "aoti_torch_abi_version", true),
-    ROW(call_dispatcher, "torch_call_dispatcher", false),
-    ROW(new_list, "torch_new_list_reserve_size", false),
-    ROW(push_back, "torch_list_push_back", false),
-    ROW(new_string, "torch_new_string_handle", false),
-    ROW(new_value, "torch_new_stable_ivalue", false),
-    ROW(error_text, "torch_exception_get_what_without_backtrace", false),
+    FUSEWRIGHT_TENSOR_CALLS(ROW)
+    ROW(clone, "aoti_torch_clone", true)
+    ROW(layout, "aoti_torch_get_layout", true)
+    ROW(abi_version, "aoti_torch_abi_version", true)
+    ROW(call_dispatcher, "torch_call_dispatcher", false)
+    ROW(new_list, "torch_new_list_reserve_size", false)
+    ROW(push_back, "torch_list_push_back", false)
+    ROW(new_string, "torch_new_string_handle", false)
+    ROW(new_value, "torch_new_stable_ivalue", false)
 };
 #undef ROW
 
@@ -78,7 +64,7 @@ std::unique_ptr<Torch> open_torch() {
         void *address = made->function(row.name);
         if (address == nullptr && row.required)
             fail(std::string("this libtorch lacks ") + row.name + ": it is too old", FW_MACHINE);
-        std::memcpy(reinterpret_cast<char *>(made.get()) + row.place, &address, sizeof address);
+        *row.place(*made) = address;
     }
     made->cpu = code(*made, "aoti_torch_device_type_cpu");
     made->strided = code(*made, "aoti_torch_layout_strided");
@@ -112,18 +98,13 @@ void check_torch_version(const std::string &made_with) {
 
 void *Torch::function(const std::string &name) const { return dlsym(library, name.c_str()); }
 
-std::string Torch::error(const std::string &what) const {
-    const char *text = error_text == nullptr ? nullptr : error_text();
-    return what + (text == nullptr || *text == 0 ? " failed" : std::string(": ") + text);
-}
-
 bool Torch::is_strided(Handle handle) const {
     int32_t found = -1;
     return layout(handle, &found) == 0 && found == strided;
 }
 
 void Torch::check(int32_t status, const std::string &what) const {
-    if (status != 0) fail(error(what), FW_RUN);
+    if (status != 0) fail(error_of(*this, what), FW_RUN);
 }
 
 Handle Torch::around(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype) const {

@@ -4,30 +4,15 @@
 #ifndef FUSEWRIGHT_RUNTIME_TORCH_H
 #define FUSEWRIGHT_RUNTIME_TORCH_H
 
-#include "../library_call.h"
+#include "../torch_calls.h"
 #include "file.h"
 
 namespace fw {
 
 // The functions, as torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h declare them.
-struct Torch {
-    int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device,
-                             int32_t index, Handle *);
-    int32_t (*from_blob)(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset,
-                         int32_t dtype, int32_t device, int32_t index, Handle *);
-    int32_t (*copy)(Handle self, Handle source, int32_t non_blocking);
+struct Torch : TensorCalls {
     int32_t (*clone)(Handle, Handle *);
-    int32_t (*new_handle)(Handle, Handle *);
-    int32_t (*delete_handle)(Handle);
-    int32_t (*data_ptr)(Handle, void **);
-    int32_t (*dim)(Handle, int64_t *);
-    int32_t (*sizes)(Handle, int64_t **);
-    int32_t (*strides)(Handle, int64_t **);
-    int32_t (*dtype)(Handle, int32_t *);
-    int32_t (*storage_offset)(Handle, int64_t *);
     int32_t (*layout)(Handle, int32_t *);
-    bool (*grad_enabled)();
-    void (*set_grad_enabled)(bool);
     uint64_t (*abi_version)();
     // Optional: of PyTorch 2.10 and later.
     int32_t (*call_dispatcher)(const char *name, const char *overload, uint64_t *stack, uint64_t version);
@@ -35,13 +20,11 @@ struct Torch {
     int32_t (*push_back)(void *list, uint64_t);
     int32_t (*new_string)(const char *, size_t, void **);
     int32_t (*new_value)(uint64_t **);
-    const char *(*error_text)();
 
     void *library = nullptr;
     int32_t cpu = 0, strided = 0, dtypes[10] = {};  // codes; dtypes in the order of fw_dtype
 
     void *function(const std::string &name) const;  // null where there is none
-    std::string error(const std::string &what) const;
     void check(int32_t status, const std::string &what) const;
     bool is_strided(Handle) const;  // false for a library's own layout
     // A tensor of memory that it does not own.
