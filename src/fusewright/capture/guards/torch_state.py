@@ -108,7 +108,7 @@ _native.set_modes(MODES.native, MODES.inference, MODES.autocast, MODES.known, _U
 class _TensorMethods:
     """What the methods of tensors are, as a number: a program may replace them.
 
-    Names that PyTorch's classes did not have when this module was imported do not count; who reads such a name guards it.
+    Names that PyTorch's classes did not have when this module was imported do not count; who reads one guards it.
     """
 
     MOST = 16  # kinds of content that are remembered, with the functions in them
@@ -126,12 +126,10 @@ class _TensorMethods:
         if noted >= 0:
             return noted
         now = tuple({name: held for name, held in vars(cls).items() if name in self.names} for cls in self.CLASSES)
-        for number, then in self.known.items():
-            if all(map(_same_items, then, now)):
-                break
-        else:
-            number, self.given = self.given, self.given + 1
+        number = next((number for number, then in self.known.items() if all(map(_same_items, then, now))), self.given)
+        if number == self.given:
             self.known[number] = now
+            self.given += 1
             if len(self.known) > self.MOST:
                 del self.known[next(iter(self.known))]
         self.foreign = frozenset(name for holds in now for name, held in holds.items() if not _is_pytorchs(held))
