@@ -35,6 +35,7 @@ from fusewright.capture.call import dispatch as calls
 from fusewright.capture.call.collectives import finish_collectives
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guards.sources import Local
+from fusewright.capture.guards.torch_state import TENSOR_METHODS
 from fusewright.capture.guards.types import Guard
 from fusewright.capture.interpret.continuation import Continuation
 from fusewright.capture.interpret.interpreter import Frame, Tracer
@@ -71,6 +72,9 @@ def capture_frame(
     """
     if not _native.modes_known():  # what is on would see the operators of the capture, and none of the compiled code's
         raise SkipFrame("transform-active", "a transform, a tracer or a mode is active")
+    TENSOR_METHODS.number()
+    if (replaced := TENSOR_METHODS.untraceable()) is not None:
+        raise SkipFrame("tensor-attribute", f"{replaced} is not PyTorch's own")
     with _deep_recursion(options), _own_saved_tensors():
         assumptions, history = Assumptions(), History() if history is None else history
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import types
 from collections.abc import Iterable
 
 import torch
@@ -112,6 +113,60 @@ MODES = _Modes()
 _native.set_modes(MODES.native, MODES.inference, MODES.ignored, MODES.known, _USUAL_GLOBALS)
 
 
+class _TensorMethods:
+    """What the methods of tensors are, as a number: a program may replace them.
+
+    Names that PyTorch's classes did not have when this module was imported do not count; who reads one guards it.
+    """
+
+    MOST = 16  # kinds of content that are remembered, with the functions in them
+    CLASSES = (torch.nn.Parameter, torch.Tensor)  # a change of the second changes the first one's version
+
+    def __init__(self) -> None:
+        self.names = frozenset(dir(torch.nn.Parameter))
+        self.known: dict[int, tuple[dict[str, object], ...]] = {}
+        self.given = 0
+        self.foreign: frozenset[str] = frozenset()  # names that are bound to what is not PyTorch's
+
+    def number(self) -> int:
+        """Equal numbers mean that each name is bound to the same object."""
+        noted = _native.tensor_class()
+        if noted >= 0:
+            return noted
+        now = tuple({name: held for name, held in vars(cls).items() if name in self.names} for cls in self.CLASSES)
+        number = next((number for number, then in self.known.items() if all(map(_same_items, then, now))), self.given)
+        if number == self.given:
+            self.known[number] = now
+            self.given += 1
+            if len(self.known) > self.MOST:
+                del self.known[next(iter(self.known))]
+        self.foreign = frozenset(name for holds in now for name, held in holds.items() if not _is_pytorchs(held))
+        _native.note_tensor_class(self.CLASSES[0], number)
+        return number
+
+    def untraceable(self) -> str | None:
+        """A special method or property of tensors that a program has replaced, so that operators are not PyTorch's."""
+        for name in sorted(self.foreign - _TEXT):
+            if name.startswith("__") or any(isinstance(vars(cls).get(name), property) for cls in self.CLASSES):
+                return f"Tensor.{name}"
+        return None
+
+
+_TEXT = frozenset(("__repr__", "__str__", "__format__"))
+
+
+def _same_items(then: dict[str, object], now: dict[str, object]) -> bool:
+    return then.keys() == now.keys() and all(then[name] is held for name, held in now.items())
+
+
+def _is_pytorchs(held: object) -> bool:
+    code = held.fget if isinstance(held, property) else held
+    return not isinstance(code, types.FunctionType) or (code.__module__ or "").partition(".")[0] == "torch"
+
+
+TENSOR_METHODS = _TensorMethods()
+
+
 def capture_global_state() -> GlobalState:
     """The settings of this thread and process that a captured graph depends on."""
     modes = _function_modes()
@@ -134,6 +189,7 @@ def capture_global_state() -> GlobalState:
         modes_known=_native.modes_known(),
         num_threads=torch.get_num_threads(),
         matmul_precision=torch.get_float32_matmul_precision(),
+        tensor_class=TENSOR_METHODS.number(),
     )
 
 
@@ -176,6 +232,7 @@ def native_state(state: GlobalState) -> tuple[object, ...] | None:
         _two(DTYPE_CODES[dtype] for _, _, dtype in state.autocast),
         state.torch_function_modes,
         state.num_threads,
+        state.tensor_class,
     )
 
 

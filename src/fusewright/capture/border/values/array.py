@@ -257,18 +257,6 @@ def of_tensor(world: World, tensor: torch.Tensor) -> TracedArray:
 
 
 def as_index(key: Any) -> Any:
-    """An index of a tensor, with tensors in the places of arrays."""
-    if type(key) is tuple:
-        return tuple(map(as_index, key))
-    return key.tensor if type(key) is TracedArray and not key.scalar else key
-
-
-def has_array(values: Any) -> bool:
-    """Whether an argument is a traced array, also inside lists and tuples."""
-    return any(type(value) is TracedArray or (type(value) in (list, tuple) and has_array(value)) for value in values)
-
-
-def as_index(key: Any) -> Any:
     """A tensor's index: arrays of whole numbers or bools mean what tensors of them do."""
     if type(key) is tuple:
         return tuple(map(as_index, key))

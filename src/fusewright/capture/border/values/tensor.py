@@ -35,6 +35,7 @@ from fusewright.capture.guards.sources import (
     TensorSize,
     TensorStride,
 )
+from fusewright.capture.guards.torch_state import TENSOR_METHODS
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES, STRIDE
 from fusewright.record.torch_level import set_data
 from fusewright.sizes.expressions import Dim, Relation, symbol
@@ -222,6 +223,8 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
 
 
 def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
+    if name in TENSOR_METHODS.foreign or name not in TENSOR_METHODS.names:
+        return _getattr_foreign(world, tensor, name)
     handler = _ATTRIBUTES.get(name)
     if handler is not None:
         return handler(world, tensor)
@@ -237,13 +240,26 @@ def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         # PyTorch's own method: the traced class overrides some, to refuse them
         return found.__get__(tensor, torch.Tensor)
-    if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
-        return native(getattr, tensor, name)
-    if found is not MISSING:
+    if isinstance(found, (types.GetSetDescriptorType, property)):
         raise GraphBreak("tensor-attribute", f"Tensor.{name}")
+    return native(getattr, tensor, name)
+
+
+def _getattr_foreign(world: World, tensor: torch.Tensor, name: str) -> object:
+    """An attribute that a program has given to the tensor, or to PyTorch's classes of tensors."""
+    cls = world.type_of(tensor)
+    found = classes.lookup(cls, name)
+    if name not in TENSOR_METHODS.names:  # the others are compared as a part of PyTorch's state
+        world.guard_type_attribute(cls, name, found)
+    if isinstance(found, property) and found.fget is not None:
+        return world.tracer.call(found.fget, (tensor,))
     value = _namespace(world, tensor).get(name, MISSING)
     if value is not MISSING:
         return value
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, tensor)
+    if found is not MISSING:
+        raise GraphBreak("tensor-attribute", f"Tensor.{name}")
     raise UserException(
         AttributeError(f"'{world.type_of(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor)
     )
