@@ -420,13 +420,15 @@ class Compiler:
             return self._eager_entry(name, frame, "training-eager", frame.eager_reason)
         compiled = None
         if frame.graph is not None:
-            agree(name, frame.graph, lambda text: self.notify(Hint(name, text)))
+            settings, joins = self.settings, self.settings["join_collectives"]
+            if not agree(name, frame.graph, lambda text: self.notify(Hint(name, text)), joins) and joins:
+                settings = replace(settings, options={**settings.options, "join_collectives": False})
             graph = GraphToCompile(
                 frame.graph,
                 frame.constants,
                 frame.example_inputs,
                 name,
-                self.settings,
+                settings,
                 self.notify,
                 frame.backward,
                 parameters=_parameters(frame),

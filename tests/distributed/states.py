@@ -18,6 +18,8 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fusewright
+from fusewright.base.events import STREAM, PlanLoaded
+from fusewright.tools.overlaps import overlaps
 from tests.distributed.models import device
 
 
@@ -223,11 +225,47 @@ def works_are_waited_for_by_eager_code(mesh: DeviceMesh) -> None:
             same(*results)
 
 
+def neighbours_are_joined(mesh: DeviceMesh) -> None:
+    """Where all processes ask for it, and their graphs are alike; else each stays as it is."""
+    rank, size = mesh.get_local_rank(), mesh.size()
+
+    def function(x: Tensor, differs: bool) -> list[Tensor]:
+        ys = [x + 1, x * 2, x.sum() * (rank if differs else 1)]
+        for y in ys:
+            dist.all_reduce(y)
+        gathered = [torch.empty(size * len(x), 3, device=x.device) for _ in "12"]
+        for made, given in zip(gathered, (x.sin(), x.cos())):
+            dist.all_gather_into_tensor(made, given)
+        scattered = [torch.empty_like(x) for _ in "12"]
+        for made, given in zip(scattered, gathered):
+            dist.reduce_scatter_tensor(made, given)
+        return ys + scattered
+
+    kinds = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    for case in ("alike", "other graphs", "one asks"):
+        fusewright.reset()
+        asks, differs = case != "one asks" or rank == 0, case == "other graphs"
+        compiled = fusewright.compile(function, fullgraph=True, options={"join_collectives": asks})
+        found: list[str] = []
+        hear = lambda event: found.extend(
+            one.operator for one in (overlaps(event.call_plan) if isinstance(event, PlanLoaded) else ())
+        )
+        for step, rows in enumerate((4, 4, 6, 8)):
+            with STREAM.listening(hear):
+                ours = compiled(shared(10 * rank + step, rows, 3), differs)
+            for one, other in zip(ours, function(shared(10 * rank + step, rows, 3), differs), strict=True):
+                same(one, other)
+        wanted = [kind for kind, count in zip(kinds, (3, 2, 2)) for _ in range(count)]
+        if case == "alike":
+            wanted = [f"{kind}_coalesced" for kind in kinds]
+        assert found[: len(wanted)] == wanted, (case, found)
+
+
 STATES: dict[str, Callable[[DeviceMesh], None]] = {
     found.__name__: found
     for found in (
         placements_are_guarded, optimizers, written_in_place, gradients_accumulate, gradients_turned_on_inside,
-        a_mask_leaves, settings_are_guarded, on_two_dimensions, works_are_waited_for_by_eager_code,
+        a_mask_leaves, settings_are_guarded, on_two_dimensions, neighbours_are_joined, works_are_waited_for_by_eager_code,
     )
 }  # fmt: skip
 

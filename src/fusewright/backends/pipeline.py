@@ -125,7 +125,8 @@ GRAPH_STAGES: list[GraphStage] = [
 BACKWARD_STAGES: list[GraphStage] = [GraphStage("backward operators", passes.BACKWARD, _always)]
 """What is done to a backward half, or a part of it."""
 LAST_STAGES: list[GraphStage] = [
-    GraphStage("overlap", passes.OVERLAP, lambda t, graph: any(map(is_collective, graph.nodes)))
+    GraphStage("joining", passes.JOINING, lambda t, graph: t.settings["join_collectives"]),
+    GraphStage("overlap", passes.OVERLAP, lambda t, graph: any(map(is_collective, graph.nodes))),
 ]
 """What is done to each graph just before it is lowered."""
 

@@ -98,6 +98,12 @@ OPTIONS: dict[str, Option] = {
         "leave matrix products to the library where it is quicker; False takes a generated kernel wherever there is "
         "one (CPU, inference)",
     ),
+    "join_collectives": Option(
+        bool,
+        False,
+        "begin neighbouring collectives of one kind as one, where all processes compile the same graph; each of them "
+        "must then run compiled code whenever the others do",
+    ),
     "vector_functions": Option(
         bool,
         True,
