@@ -60,6 +60,8 @@ def _must_wait(node: Node, others: list[Node]) -> bool:
 
 def _key(node: Node) -> object:
     """What collectives that can be joined have in common; None for one that cannot."""
+    if node.meta.get("piece"):  # it was cut off another one
+        return None
     name = str(node.target).partition(".")[2].removesuffix(".default")
     kind = node.args[0].meta.get("type") if isinstance(node.args[0], Node) else None
     if not str(node.target).startswith(f"{NAMESPACE}.") or name not in _JOINED or not isinstance(kind, TensorType):
