@@ -441,13 +441,13 @@ class Compiler:
             return self._eager_entry(name, frame, "training-eager", frame.eager_reason)
         compiled = None
         if frame.graph is not None:
-            agree(name, frame.graph, lambda text: self.notify(Hint(name, text)))
+            settings = self._agreed(name, frame.graph)
             graph = GraphToCompile(
                 frame.graph,
                 frame.constants,
                 frame.example_inputs,
                 name,
-                self.settings,
+                settings,
                 self.notify,
                 frame.backward,
                 parameters=_parameters(frame),
@@ -463,6 +463,22 @@ class Compiler:
         if compiled is not None and frame.inference:
             compiled = under_inference_mode(compiled)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
+
+    def _agreed(self, name: str, graph: Any) -> Settings:
+        """The settings, where all processes agree on the graph: without those that change its collectives elsewhere."""
+        settings = self.settings
+        varies = settings.dynamic is not False
+        changed = {"join_collectives": False, "cut_collectives": 1}
+        asked = [key for key, value in changed.items() if settings[key] != value]
+        alike = agree(name, graph, lambda text: self.notify(Hint(name, text)), bool(asked))
+        if not asked:
+            return settings
+        if alike and varies and "cut_collectives" in asked:
+            self.notify(Hint(name, "option 'cut_collectives' needs dynamic=False: no product is cut"))
+            changed = {"cut_collectives": 1}
+        elif alike:
+            return settings
+        return replace(settings, options={**settings.options, **changed})
 
     def _callable(self, graph: GraphToCompile, level: str) -> Any:
         if level == self.backend.level:

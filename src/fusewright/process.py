@@ -49,9 +49,10 @@ class FunctionState:
 @dataclass(slots=True)
 class GroupState:
     """What is known of a process group's other processes: the lists of collectives that were compared with theirs, by
-    function, and whether one of them does not answer."""
+    function, each with whether the graphs were compared, too, and were alike; and whether one of the processes does not
+    answer."""
 
-    asked: dict[str, list[Any]] = field(default_factory=dict)
+    asked: dict[str, list[tuple[list[Any], bool, bool]]] = field(default_factory=dict)
     silent: bool = False
 
 
