@@ -12,7 +12,6 @@ from torch._ops import OpOverload
 
 from fusewright.sizes.shape_env import ShapeEnv
 
-
 AskNumber = Callable[[torch.fx.Node, Callable[[float, float], bool], float], bool | None]
 """Whether the number that a node holds is so related to a constant (a guard asks it again); None: that is not known."""
 

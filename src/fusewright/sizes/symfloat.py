@@ -70,7 +70,7 @@ _RELATIONS: dict[str, Callable[[float, float], bool]] = {
 }
 _SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 PYTHON_FORMS: dict[object, Callable[..., float]] = {
-    **{target: plain for target, plain in (*_UNARY.values(), *_BINARY.values())},
+    **dict((*_UNARY.values(), *_BINARY.values())),
     aten.rsub.Scalar: lambda right, left: left - right,
     aten.pow.Tensor_Scalar: operator.pow,
     aten.pow.Scalar: operator.pow,

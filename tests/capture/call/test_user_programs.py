@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fusewright
-from tests.capture.call import gradient_programs, python_programs, torch_programs
+from tests.capture.call import gradient_programs, hook_programs, python_programs, torch_programs
 from tests.capture.call.comparing import same
 
 PROGRAMS = python_programs.PROGRAMS
@@ -28,15 +28,14 @@ OPEN = frozenset(
     dict_iterator_argument enumerate_argument fork_rng generator_argument
     generator_given inference_inside_then_grad
     iterator_argument lazy_module
-    lazy_modules lru_cache_of_tensor module_backward_hook np_order_statistics
-    np_writes parameter_inside parameter_returned random_branch random_choice random_range_of_nothing
-    register_hook_then_write retain_grad rng_state saved_tensors_hooks seeded
-    step_adafactor step_asgd step_radam step_radam_loop
+    lazy_modules lru_cache_of_tensor np_order_statistics
+    np_writes random_branch random_choice random_range_of_nothing
+    register_hook_then_write rng_state seeded
     thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
-OPEN_AT_ATEN_LEVEL: frozenset[str] = frozenset()
+OPEN_AT_ATEN_LEVEL: frozenset[str] = frozenset({"retain_grad"})
 
 
 def described(value: Any) -> Any:
@@ -104,4 +103,5 @@ def test_equals_eager(name: str, backend: str) -> None:
 def test_the_programs_of_all_files_are_run() -> None:
     assert torch_programs.step in [function for function, _ in PROGRAMS.values()]
     assert gradient_programs.train_step in [function for function, _ in PROGRAMS.values()]
+    assert hook_programs.steps in [function for function, _ in PROGRAMS.values()]
     assert OPEN | OPEN_AT_TORCH_LEVEL | OPEN_AT_ATEN_LEVEL <= PROGRAMS.keys()

@@ -74,7 +74,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
         (value,) = continuation.values
         if (
             world.recorder_owns(value)
-            and value.python_class is torch.Tensor
+            and value.python_class is torch.Tensor  # type: ignore[attr-defined]
             and _gradient(value) is None
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))

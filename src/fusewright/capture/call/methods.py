@@ -247,7 +247,7 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         value = tracer.recorder.known_value(owner)
         if value is not None:
             return native(getattr(torch.Tensor, name), value, *args, **kwargs)
-        if (tracer.recorder.data_numbers or optimizers.reads_numbers(tracer)) and name in _NUMBERS_OF and not args and not kwargs:
+        if name in _NUMBERS_OF and not args and not kwargs and optimizers.reads_numbers(tracer):
             if name == "tolist" and all(type(size) is int for size in owner.shape):
                 return _listed(tracer, owner)
             if owner.numel() == 1 and name != "tolist" and owner.dtype in _NUMBERS_OF[name]:

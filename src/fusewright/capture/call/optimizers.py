@@ -81,9 +81,11 @@ def number_of(tracer: Tracer, tensor: torch.Tensor) -> Any:
 
 
 def reads_numbers(tracer: Tracer) -> bool:
-    """Whether PyTorch's own optimizers ask: what they read from a tensor they compute with, and choose by."""
+    """Whether a number that is read from a tensor is recorded: the program is compiled so, or PyTorch's own optimizers
+    ask, which compute with what they read, and choose by it."""
     frame = tracer.frame
-    return frame is not None and frame.function.__globals__.get("__name__", "").startswith("torch.optim.")
+    module = "" if frame is None else frame.function.__globals__.get("__name__", "")
+    return tracer.recorder.data_numbers or module.startswith("torch.optim.")
 
 
 def _no_annotation(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
