@@ -242,6 +242,8 @@ class _Attempt:
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
             raise Retry(changes_level=False, lacks_form=-1)
+        if reason and tracer.assumptions.custom_gradients and recorder.retains:
+            raise Retry(custom_gradients=False, gradient_refused=reason)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
             raise Retry(custom_gradients=False, gradient_refused=reason or "it has effects beyond its result")
         shown = None

@@ -108,7 +108,7 @@ class Recorder:
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
-        self.freed = self.wrapped = self.recompute = False
+        self.freed = self.wrapped = self.recompute = self.retains = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False

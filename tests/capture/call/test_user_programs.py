@@ -17,7 +17,14 @@ import pytest
 import torch
 
 import fusewright
-from tests.capture.call import gradient_programs, numpy_programs, outside_programs, python_programs, torch_programs
+from tests.capture.call import (
+    gradient_programs,
+    hook_programs,
+    numpy_programs,
+    outside_programs,
+    python_programs,
+    torch_programs,
+)
 from tests.capture.call.comparing import same
 
 PROGRAMS = python_programs.PROGRAMS
@@ -27,13 +34,12 @@ CALLS = 3
 OPEN = frozenset(
     """
     data_ptr_as_number data_store_of_another_type generator_argument inference_inside_then_grad
-    iterator_over_a_list_that_grows lazy_module lazy_modules map_argument module_backward_hook random_many_ways
-    register_hook_then_write saved_tensors_hooks thread_lock time_time warning_of_pytorch_recorded
-    warnings_recorded_once
+    iterator_over_a_list_that_grows lazy_module lazy_modules map_argument random_many_ways
+    register_hook_then_write thread_lock time_time warning_of_pytorch_recorded warnings_recorded_once
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
-OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view"})
+OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view", "retain_grad"})
 
 
 def described(value: Any) -> Any:
@@ -115,4 +121,5 @@ def test_the_programs_of_all_files_are_run() -> None:
     assert torch_programs.step in [function for function, _ in PROGRAMS.values()]
     assert numpy_programs.np_order in [function for function, _ in PROGRAMS.values()]
     assert gradient_programs.train_step in [function for function, _ in PROGRAMS.values()]
+    assert hook_programs.steps in [function for function, _ in PROGRAMS.values()]
     assert OPEN | OPEN_AT_TORCH_LEVEL | OPEN_AT_ATEN_LEVEL <= PROGRAMS.keys()

@@ -325,7 +325,7 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
 
 def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> None:
     """Tensor.retain_grad. A backward inside keeps the gradient in the traced tensor. One outside would have to reach a
-    tensor that leaves the graph, through the graph's inside: that runs eagerly (autograd/record.py)."""
+    tensor that leaves the graph through the graph's inside: where there is one, the graph is cut here."""
     world, keep_gradient = tracer.world, torch.Tensor.retain_grad
     world.requires_grad_matters = True
     if not tensors.requires_grad(world, tensor):
@@ -337,6 +337,9 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
         return None
     if tracer.recorder.level != "aten":
         return world.torch_call(keep_gradient, (tensor,), {})  # type: ignore[no-any-return]
+    if not tracer.assumptions.custom_gradients:
+        raise GraphBreak("autograd-call", f"Tensor.retain_grad(): {tracer.assumptions.gradient_refused}")
+    tracer.recorder.retains = True
     return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
 
 
@@ -399,8 +402,91 @@ def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
             torch._C._set_grad_enabled(enabled)
 
 
+# Hooks on saved tensors.
+
+
+class _SeesSaved:
+    """An open context whose functions see what autograd saves; a world closes what a capture leaves open."""
+
+    def __exit__(self, *args: object) -> None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+class _Forbids:
+    """An open context in which there are no such functions, and what forbade them before."""
+
+    def __init__(self, before: str | None) -> None:
+        self.before = before
+
+    def __exit__(self, *args: object) -> None:
+        if self.before is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(self.before)
+
+
+def _see_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """What `with saved_tensors_hooks(pack, unpack)` enters: PyTorch's engine calls the interpreter, with what it saves
+    now and when the backward is recorded."""
+    _at_aten_level(tracer, "autograd-call", "torch.autograd.graph.saved_tensors_hooks")
+    if not tracer.assumptions.custom_gradients:
+        reason = tracer.assumptions.gradient_refused
+        raise GraphBreak("autograd-call", f"saved_tensors_hooks, whose unpacking stays outside: {reason}")
+    world, push = tracer.world, torch._C._autograd._push_saved_tensors_default_hooks
+    native(push, *(Trampoline(tracer, hook) for hook in args))
+    world.disablers.append(_SeesSaved())
+    world.repeats.enabled = False
+    _note_user_code(tracer, None)
+
+
+def _close(tracer: Tracer, kind: type) -> None:
+    contexts = tracer.world.disablers
+    if not contexts or type(contexts[-1]) is not kind:
+        raise GraphBreak("open-context", "a context of saved tensors that was entered outside is left")
+    native(contexts.pop().__exit__)
+
+
+def _forbid_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """torch._C._autograd._saved_tensors_hooks_disable, which also leaves such a context within another."""
+    (message,) = (*args, *kwargs.values())
+    contexts = tracer.world.disablers
+    if contexts and type(contexts[-1]) is _Forbids and contexts[-1].before == message:
+        return _close(tracer, _Forbids)
+    before = native(torch._C._autograd._saved_tensors_hooks_get_disabled_error_message)
+    native(torch._C._autograd._saved_tensors_hooks_disable, message)
+    return contexts.append(_Forbids(before))
+
+
+def _message_of_forbidding(tracer: Tracer, args: Args, kwargs: Kwargs) -> str | None:
+    """Why there may be no hooks on saved tensors now."""
+    ask = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
+    message = native(ask)
+    if not any(type(one) is _Forbids for one in tracer.world.disablers):
+        tracer.world.guard_answer(ask, (), message)
+    return message  # type: ignore[no-any-return]
+
+
+ROWS: list[tuple[Any, Row]] = [
+    (torch._C._autograd._push_saved_tensors_default_hooks, _see_saved),
+    (torch._C._autograd._pop_saved_tensors_default_hooks, lambda tracer, args, kwargs: _close(tracer, _SeesSaved)),
+    (torch._C._autograd._saved_tensors_hooks_disable, _forbid_saved),
+    (torch._C._autograd._saved_tensors_hooks_enable, lambda tracer, args, kwargs: _close(tracer, _Forbids)),
+    (torch._C._autograd._saved_tensors_hooks_get_disabled_error_message, _message_of_forbidding),
+]
+
+_OF_SAVED = ("saved_tensors_hooks.", "save_on_cpu.", "disable_saved_tensors_hooks")
+
+
+def call_graph_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Python functions of torch.autograd.graph."""
+    if fn.__code__.co_qualname.startswith(_OF_SAVED):
+        return tracer.inline(fn, args, kwargs)
+    raise GraphBreak("autograd-call", f"torch.autograd.graph.{fn.__qualname__}")
+
+
 POLICIES: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "torch.autograd.function": call_function_machinery,
+    "torch.autograd.graph": call_graph_module,
     "torch._compile": call_undisturbed,
     "torch.utils.checkpoint": call_checkpoint_module,
 }

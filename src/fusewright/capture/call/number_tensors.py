@@ -24,17 +24,18 @@ def _made(fn: Callable[..., Any]) -> Callable[[Tracer, Args, Kwargs], Any]:
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         given: dict[str, Any] = dict(zip(("data", "dtype", "device"), args)) | kwargs
         data: Any = given.get("data")
-        parts = list(data) if type(data) in (list, tuple) else [data]
+        listed = type(data) in (list, tuple)
+        parts = list(data) if listed else [data]
         floats = any(node_of(part) is not None for part in parts)
         plain = all(node_of(part) is not None or type(part) in (int, float) for part in parts)
         if not floats or not plain or not given.keys() <= {"data", "dtype", "device"}:
             return tracer.world.torch_call(fn, args, kwargs)
-        dtype = given.get("dtype") or torch.get_default_dtype()
+        dtype: Any = given.get("dtype") or torch.get_default_dtype()
         device = given.get("device") or torch.get_default_device()
 
         def record() -> Any:
             tensors = [torch.full((), part, dtype=dtype, device=device) for part in parts]
-            return tensors[0] if parts == [data] else torch.stack(tensors)
+            return torch.stack(tensors) if listed else tensors[0]
 
         return tracer.world.torch_call(record, (), {})
 

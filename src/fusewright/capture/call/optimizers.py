@@ -80,8 +80,8 @@ def number_of(tracer: Tracer, tensor: torch.Tensor) -> Any:
     return float_of_tensor(tracer.recorder, tensor)
 
 
-def reads_numbers(tracer: Tracer) -> bool:
-    """Whether PyTorch's own optimizers ask: what they read from a tensor they compute with, and choose by."""
+def asks(tracer: Tracer) -> bool:
+    """Whether PyTorch's own optimizers read a tensor: they compute with the number, and choose by it."""
     frame = tracer.frame
     return frame is not None and frame.function.__globals__.get("__name__", "").startswith("torch.optim.")
 

@@ -36,7 +36,7 @@ def read(tracer: Tracer, name: str, tensor: torch.Tensor, args: tuple[Any, ...],
     value = recorder.known_value(tensor)
     if value is not None:
         return native(getattr(torch.Tensor, name), value, *args, **kwargs)
-    symbolic = recorder.data_numbers or optimizers.reads_numbers(tracer)
+    symbolic = recorder.data_numbers or optimizers.asks(tracer)
     if symbolic and name in _NUMBERS_OF and not args and not kwargs:
         if name == "tolist" and all(type(size) is int for size in tensor.shape):
             return _listed(tracer, tensor)
@@ -59,7 +59,7 @@ def _number(tracer: Tracer, tensor: torch.Tensor) -> Any:
         return tracer.world.torch_call(torch.Tensor.item, (tensor,), {})
     if tracer.recorder.level != "aten" and tracer.recorder.env is not None:
         tracer.recorder.lacks_form("data-dependent-scalar", "a float that is read from a tensor")
-    return float_of_tensor(tracer.recorder, tensor, checked=not optimizers.reads_numbers(tracer))
+    return float_of_tensor(tracer.recorder, tensor, checked=not optimizers.asks(tracer))
 
 
 def _listed(tracer: Tracer, tensor: torch.Tensor) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.border.dynamic import from_argument, is_symbolic_throughout
+from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.tensor_number import outcome_guards
 from fusewright.capture.border.values.text import TensorText
@@ -138,7 +139,7 @@ def number_guards(world: World) -> list[Guard]:
 
 def python_type(value: object) -> type | None:
     """The type that a symbolic number, or another stand-in made inside, has for the program."""
-    return _TYPES.get(type(value))
+    return type(value.node) if type(value) is GradientNode else _TYPES.get(type(value))
 
 
 _TYPES: dict[type, type] = {

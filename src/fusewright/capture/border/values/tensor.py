@@ -22,6 +22,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.gradient_node import gradient_node
 from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
@@ -313,8 +314,10 @@ def _data(world: World, tensor: torch.Tensor) -> object:
 
 
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
-    """None for a tensor without a history; what its history is, is nothing that a graph holds."""
+    """None for a tensor without a history; the history of an input is nothing that a graph holds."""
     world.requires_grad_matters = True
+    if world.outside(tensor) is None:
+        return gradient_node(world, tensor)
     if tensor.requires_grad and not guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
         raise GraphBreak("tensor-address", "Tensor.grad_fn asks for its autograd node")
     return None
@@ -359,8 +362,10 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
     if name == "data":
         _store_data(world, tensor, value)
         return
-    if name == "grad" and world.recorder.level == "aten" and tensor.made_leaf:  # type: ignore[attr-defined]
-        return native(setattr, tensor, name, value)  # type: ignore[no-any-return]
+    if name == "grad" and world.recorder_owns(tensor):
+        if tensor.made_leaf:  # type: ignore[attr-defined]
+            return native(setattr, tensor, name, value)  # type: ignore[no-any-return]
+        world.recorder.lacks_form("tensor-attribute", "a store to Tensor.grad of a tensor made inside")
     if name == "requires_grad":
         return world.tracer.call(torch.Tensor.requires_grad_, (tensor, value))  # type: ignore[no-any-return]
     if classes.lookup(world.type_of(tensor), name) is not MISSING:

@@ -19,8 +19,9 @@ from torch._ops import OpOverload
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.memory import TENSOR_CLASSES
 from fusewright.capture.guards import Guard
+from fusewright.capture.guards.sources import Source
 from fusewright.graph.known_values import known_value
-from fusewright.operators.schema import facts
+from fusewright.operators.schema import argument, facts
 from fusewright.sizes.float_operators import PYTHON_FORMS
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Step = tuple[Function, tuple[Operand, ...]]
 
 _DTYPES = (torch.float32, torch.float64)
 _ADDITIONS = frozenset({aten.add_.Tensor, aten.add_.Scalar})
+_COPIES = frozenset({aten._to_copy.default, aten.clone.default, aten.expand.default})
 _FAILED = object()
 
 
@@ -87,11 +89,11 @@ def ask(world: World, node: torch.fx.Node, relation: Callable[[float, float], bo
     if placeholder is None:  # the program made the tensor
         outcome = NumberTest(steps, relation, other)(0.0)
         return None if outcome is _FAILED else bool(outcome)
-    inputs = ((real, source) for real, source, traced in world.inputs if traced.node is placeholder)  # type: ignore[attr-defined]
-    given = next(inputs, None)
-    if given is None:
+    inputs: list[tuple[torch.Tensor, Source, Any]] = world.inputs
+    found_input = next((one for one in inputs if one[2].node is placeholder), None)
+    if found_input is None:
         return None
-    real, source = given
+    real, source, _ = found_input
     if type(real) not in TENSOR_CLASSES or not real.is_cpu or real.numel() != 1 or real.dtype not in _DTYPES:
         return None
     asked, tests = world.number_tests
@@ -164,17 +166,43 @@ def _steps(
                 return None
             place = float(unwatched(made.item))
         for user in sorted(user for user in origin.users if user < copy):
-            if not isinstance(user.target, OpOverload) or facts(user.target).is_view:
+            if not isinstance(user.target, OpOverload) or (known := facts(user.target)).is_view:
                 return None
-            if not facts(user.target).written:
+            if not any(argument(user.target, user.args, dict(user.kwargs), one) is origin for one in known.written):
                 continue
             addend = user.args[1] if len(user.args) == 2 else None
-            if user.target not in _ADDITIONS or user.args[0] is not origin or user.kwargs or isinstance(addend, bool):
+            if user.args[0] is not origin or user.kwargs:
+                return None
+            if user.target is aten.copy_.default:
+                stored = rounded(addend, kind.dtype)
+                if stored is None:
+                    return None
+                place = stored
+                continue
+            if user.target not in _ADDITIONS or isinstance(addend, bool):
                 return None
             if not isinstance(addend, (int, float)) or _single(addend) != addend:
                 return None
             place = add(_add_single if kind.dtype is torch.float32 else float.__add__, (place, float(addend)))
         return place
+
+    def rounded(value: Any, dtype: torch.dtype) -> Operand | None:
+        """A number that is stored to such an element."""
+        node: Any = value
+        if not isinstance(node, torch.fx.Node):
+            return None
+        made = known_value(node, constants, as_made=True)
+        if made is not None and made.numel() == 1 and all(user.target is aten.copy_.default for user in node.users):
+            if any(user.args[0] is node for user in node.users) or made.is_complex():
+                return None
+            return unwatched(made.to(dtype).item)  # type: ignore[no-any-return]
+        while node.target in _COPIES:
+            (node,) = node.all_input_nodes
+        kind = node.meta.get("type")
+        if kind is None or kind.dtype is not torch.float64 or tuple(kind.shape):
+            return None
+        place = visit(node)
+        return place if place is None or dtype is torch.float64 else add(_single, (place,))
 
     place = visit(node)
     if place is None:
