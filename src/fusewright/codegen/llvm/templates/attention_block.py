@@ -36,7 +36,6 @@ from fusewright.loops.ir import Axis
 from fusewright.schedule.plan import Attention, Kernel, Rows
 from fusewright.sizes import expressions as sizes
 
-
 KEYS = 64
 """Of a block. Their scores and the features of 64 queries, of keys and values fit in the first-level cache."""
 
