@@ -14,6 +14,7 @@
 #include <structmember.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -36,8 +37,7 @@ struct Differentiable {
     PyObject_HEAD
     PyObject *forward, *back, *apply, *slowly, *repeat, *random;
     PyObject *kinds;  // (dtype, device) of each output that has a gradient, known after the first call
-    std::vector<int32_t> *saved, *tangents, *wanted, *places;
-    std::vector<int32_t> *row_major;
+    std::vector<int32_t> *saved, *tangents, *row_major, *wanted, *places;  // as halves.Group has them
     Py_ssize_t outputs;
     int keeps;
     vectorcallfunc vectorcall;
@@ -61,14 +61,15 @@ extern PyTypeObject call_type, differentiable_type;
 
 Differentiable *owner_of(const ForwardCall *call) { return reinterpret_cast<Differentiable *>(call->owner); }
 
-// --- layouts ----------------------------------------------------------------------------------------------------------
+// --- layouts -------------------------------------------------------------------------------------------------------
 
 uint64_t keys_of(const char *impl) { return tensor_key_set(impl) & ~config.excluded_keys; }
 
 Layout layout_of(PyObject *tensor, bool row_major) {
     const char *impl = tensor_impl(tensor);
     const int64_t ndim = tensor_dim(impl), *sizes = tensor_sizes(impl), *strides = tensor_strides(impl);
-    Layout made{keys_of(impl), tensor_dtype(impl), tensor_device_index(impl), {sizes, sizes + ndim}, {strides, strides + ndim}};
+    Layout made{keys_of(impl), tensor_dtype(impl), tensor_device_index(impl), {}, {strides, strides + ndim}};
+    made.sizes.assign(sizes, sizes + ndim);
     int64_t step = 1;
     for (int64_t i = ndim; row_major && i-- > 0; step *= std::max<int64_t>(sizes[i], 1)) made.strides[i] = step;
     return made;
@@ -104,7 +105,7 @@ PyObject *layout_tuple(const ForwardCall *call, size_t place) {
     return PyTuple_Pack(4, sizes.get(), strides.get(), PyTuple_GET_ITEM(kinds, 0), PyTuple_GET_ITEM(kinds, 1));
 }
 
-// --- the forward ------------------------------------------------------------------------------------------------------
+// --- the forward ---------------------------------------------------------------------------------------------------
 
 // Remembers what the outputs are, which is the same at each call.
 bool learn_kinds(Differentiable *self, PyObject *results) {
@@ -138,13 +139,13 @@ void read_versions(ForwardCall *call, PyObject *inputs) {
 }
 
 // The saved tensors, with None where a value is none; those values are kept in `plain`, which has None for the tensors.
-PyObject *saved_values(ForwardCall *call, PyObject *inputs) {
+PyObject *saved_values(ForwardCall *call, PyObject *inputs, PyObject *results) {
     const std::vector<int32_t> &places = *owner_of(call)->saved;
     const Py_ssize_t n = static_cast<Py_ssize_t>(places.size());
     Held saved(PyTuple_New(n));
     for (Py_ssize_t i = 0; saved.get() != nullptr && i < n; i++) {
         const int32_t place = places[i];
-        PyObject *value = place >= 0 ? PyTuple_GET_ITEM(inputs, place) : PyTuple_GET_ITEM(call->results, ~place);
+        PyObject *value = place >= 0 ? PyTuple_GET_ITEM(inputs, place) : PyTuple_GET_ITEM(results, ~place);
         if (!is_tensor(value)) {
             if (call->plain == nullptr && (call->plain = PyTuple_New(n)) == nullptr) return nullptr;
             PyTuple_SET_ITEM(call->plain, i, Py_NewRef(value));
@@ -166,15 +167,11 @@ PyObject *attach(PyObject *, PyObject *const *args, Py_ssize_t n) {
     PyObject *ctx = args[0];
     ForwardCall *call = reinterpret_cast<ForwardCall *>(args[1]);
     Differentiable *self = owner_of(call);
-    if (call->results == nullptr || call->inputs == nullptr) {
-        PyErr_SetString(PyExc_RuntimeError, "a ForwardCall is attached once");
-        return nullptr;
-    }
+    if (call->results == nullptr || call->inputs == nullptr)
+        return PyErr_Format(PyExc_RuntimeError, "a ForwardCall is attached once");
     Held results(std::exchange(call->results, nullptr)), inputs(Py_NewRef(call->inputs));
-    call->results = results.get();  // borrowed while the saved values are looked up
-    PyObject *saved = saved_values(call, inputs.get());
-    call->results = nullptr;
-    Held alive(saved);
+    Held held(saved_values(call, inputs.get(), results.get()));
+    PyObject *saved = held.get();
     if (saved == nullptr || !learn_kinds(self, results.get())) return nullptr;
     const size_t tangents = self->tangents->size();
     Held outputs(PyTuple_New(static_cast<Py_ssize_t>(tangents)));
@@ -289,19 +286,20 @@ PyObject *differentiable_call(PyObject *object, PyObject *const *inputs, size_t 
     int watched = torch.grad_enabled() ? is_watched() : 1;
     if (watched < 0) return nullptr;
     Held alive(Py_NewRef(object));
-    return watched ? PyObject_Vectorcall(self->slowly, inputs, static_cast<size_t>(n), keywords) : run_forward(self, inputs, n);
+    if (watched) return PyObject_Vectorcall(self->slowly, inputs, static_cast<size_t>(n), keywords);
+    return run_forward(self, inputs, n);
 }
 
-// --- the backward -----------------------------------------------------------------------------------------------------
+// --- the backward --------------------------------------------------------------------------------------------------
 
 // What Python's backward gives: `repeat(ctx, call, gradients of the outputs, error)`; `error` (stolen, or null) is what
 // the plan raised.
-PyObject *by_python(Differentiable *self, PyObject *ctx, PyObject *call, PyObject *const *given, Py_ssize_t n, PyObject *error) {
+PyObject *by_python(PyObject *ctx, ForwardCall *call, PyObject *const *given, Py_ssize_t n, PyObject *error) {
     Held alive(error), tangents(PyTuple_New(n));
     if (tangents.get() == nullptr) return nullptr;
     for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(tangents.get(), i, Py_NewRef(given[i]));
-    PyObject *arguments[] = {ctx, call, tangents.get(), error == nullptr ? Py_None : error};
-    return PyObject_Vectorcall(self->repeat, arguments, 4, nullptr);
+    PyObject *arguments[] = {ctx, reinterpret_cast<PyObject *>(call), tangents.get(), error ? error : Py_None};
+    return PyObject_Vectorcall(owner_of(call)->repeat, arguments, 4, nullptr);
 }
 
 PyObject *raised() {
@@ -384,14 +382,14 @@ PyObject *backward(PyObject *, PyObject *const *args, Py_ssize_t n) {
     }
     const Py_ssize_t missing = std::count(given, given + n, Py_None);
     if (missing == n) return gradients_of(self, nullptr);
-    if (missing != 0 || torch.grad_enabled()) return by_python(self, ctx, held.get(), given, n, nullptr);
+    if (missing != 0 || torch.grad_enabled()) return by_python(ctx, call, given, n, nullptr);
     Held values(values_for(call, ctx, given, n));
     if (values.get() == nullptr) return nullptr;
     // Each saved tensor is freed after its last use in the backward.
     Held cleared(PyObject_CallMethodNoArgs(ctx, names.clear));
     if (cleared.get() == nullptr) return nullptr;
     Held found(fw_plan_consume(self->back, values.get()));
-    if (found.get() == nullptr) return by_python(self, ctx, held.get(), given, n, raised());
+    if (found.get() == nullptr) return by_python(ctx, call, given, n, raised());
     const bool listed = PyTuple_Check(found.get()) || PyList_Check(found.get());
     for (int32_t place : *self->places) {
         if (listed && place < PySequence_Fast_GET_SIZE(found.get())) continue;
@@ -402,24 +400,17 @@ PyObject *backward(PyObject *, PyObject *const *args, Py_ssize_t n) {
     return gradients_of(self, found.get());
 }
 
-// --- ForwardCall ------------------------------------------------------------------------------------------------------
+// --- ForwardCall ---------------------------------------------------------------------------------------------------
 
 int call_traverse(PyObject *object, visitproc visit, void *arg) {
     ForwardCall *self = reinterpret_cast<ForwardCall *>(object);
-    Py_VISIT(self->owner);
-    Py_VISIT(self->inputs);
-    Py_VISIT(self->results);
-    Py_VISIT(self->random);
-    Py_VISIT(self->plain);
+    for (PyObject *part : {self->owner, self->inputs, self->results, self->random, self->plain}) Py_VISIT(part);
     return 0;
 }
 
 int call_clear(PyObject *object) {
     ForwardCall *self = reinterpret_cast<ForwardCall *>(object);
-    Py_CLEAR(self->inputs);
-    Py_CLEAR(self->results);
-    Py_CLEAR(self->random);
-    Py_CLEAR(self->plain);
+    for (PyObject **part : {&self->inputs, &self->results, &self->random, &self->plain}) Py_CLEAR(*part);
     return 0;
 }
 
@@ -444,14 +435,13 @@ PyObject *call_layouts(PyObject *object, void *) {
 }
 
 PyObject *call_versions(PyObject *object, void *) {
-    Held tuple(tuple_of(*reinterpret_cast<ForwardCall *>(object)->versions));
-    return tuple.get() == nullptr ? nullptr : PySequence_List(tuple.get());
+    return tuple_of(*reinterpret_cast<ForwardCall *>(object)->versions);
 }
 
 PyMemberDef call_members[] = {
-    {"inputs", T_OBJECT, offsetof(ForwardCall, inputs), 0, "The forward's inputs, while a backward may need them; or None."},
-    {"random", T_OBJECT, offsetof(ForwardCall, random), READONLY, "The state of the random generators before it, or None."},
-    {"plain", T_OBJECT, offsetof(ForwardCall, plain), READONLY, "The saved values that are no tensors; None where all are."},
+    {"inputs", T_OBJECT, offsetof(ForwardCall, inputs), 0, "The forward's inputs, while they may be needed."},
+    {"random", T_OBJECT, offsetof(ForwardCall, random), READONLY, "The random generators' states before it."},
+    {"plain", T_OBJECT, offsetof(ForwardCall, plain), READONLY, "The saved values that are no tensors."},
     {nullptr, 0, 0, 0, nullptr},
 };
 
@@ -475,9 +465,13 @@ PyTypeObject call_type = [] {
     return type;
 }();
 
-// --- Differentiable ---------------------------------------------------------------------------------------------------
+// --- Differentiable ------------------------------------------------------------------------------------------------
 
 bool read_places(PyObject *tuple, std::vector<int32_t> *places) {
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "places are tuples of ints");
+        return false;
+    }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
         places->push_back(static_cast<int32_t>(PyLong_AsLong(PyTuple_GET_ITEM(tuple, i))));
         if (PyErr_Occurred()) return false;
@@ -486,23 +480,27 @@ bool read_places(PyObject *tuple, std::vector<int32_t> *places) {
 }
 
 PyObject *differentiable_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static const char *keywords[] = {"forward", "backward", "apply", "slowly", "repeat", "random", "places", "outputs", "keeps", nullptr};
-    PyObject *forward, *back, *apply, *slowly, *repeat, *random, *tuples[5];
+    static const char *keywords[] = {"forward", "backward", "apply",   "slowly", "repeat",
+                                     "random",  "places",   "outputs", "keeps",  nullptr};
+    PyObject *forward, *back, *apply, *slowly, *repeat, *random, *places;
     Py_ssize_t outputs;
     int keeps;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO(O!O!O!O!O!)np", const_cast<char **>(keywords), fw_plan_type(), &forward,
-                                     fw_plan_type(), &back, &apply, &slowly, &repeat, &random, &PyTuple_Type, &tuples[0], &PyTuple_Type,
-                                     &tuples[1], &PyTuple_Type, &tuples[2], &PyTuple_Type, &tuples[3], &PyTuple_Type, &tuples[4], &outputs,
-                                     &keeps))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOO!np", const_cast<char **>(keywords), fw_plan_type(),
+                                     &forward, fw_plan_type(), &back, &apply, &slowly, &repeat, &random, &PyTuple_Type,
+                                     &places, &outputs, &keeps))
         return nullptr;
     if (!layout.ready || config.handle_offset < 0 || torch.version == nullptr || asked.lay_out == nullptr) {
         PyErr_SetString(PyExc_NotImplementedError, "this PyTorch's tensors cannot be read natively");
         return nullptr;
     }
     std::unique_ptr<std::vector<int32_t>> read[5];
+    if (PyTuple_GET_SIZE(places) != 5) {
+        PyErr_SetString(PyExc_TypeError, "places: (saved, tangents, row_major, wanted, gradients)");
+        return nullptr;
+    }
     for (int i = 0; i < 5; i++) {
         read[i] = std::make_unique<std::vector<int32_t>>();
-        if (!read_places(tuples[i], read[i].get())) return nullptr;
+        if (!read_places(PyTuple_GET_ITEM(places, i), read[i].get())) return nullptr;
     }
     for (int32_t position : *read[1]) {
         if (position >= 0 && position < outputs) continue;
@@ -532,17 +530,21 @@ PyObject *differentiable_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return reinterpret_cast<PyObject *>(self);
 }
 
+using Parts = std::array<PyObject *, 7>;
+Parts parts_of(const Differentiable *self) {
+    return {self->forward, self->back, self->apply, self->slowly, self->repeat, self->random, self->kinds};
+}
+
 int differentiable_traverse(PyObject *object, visitproc visit, void *arg) {
-    Differentiable *self = reinterpret_cast<Differentiable *>(object);
-    for (PyObject *part : {self->forward, self->back, self->apply, self->slowly, self->repeat, self->random, self->kinds}) Py_VISIT(part);
+    for (PyObject *part : parts_of(reinterpret_cast<Differentiable *>(object))) Py_VISIT(part);
     return 0;
 }
 
 void differentiable_dealloc(PyObject *object) {
     Differentiable *self = reinterpret_cast<Differentiable *>(object);
     PyObject_GC_UnTrack(object);
-    for (PyObject *part : {self->forward, self->back, self->apply, self->slowly, self->repeat, self->random, self->kinds}) Py_XDECREF(part);
-    for (std::vector<int32_t> *places : {self->saved, self->tangents, self->row_major, self->wanted, self->places}) delete places;
+    for (PyObject *part : parts_of(self)) Py_XDECREF(part);
+    for (auto *places : {self->saved, self->tangents, self->row_major, self->wanted, self->places}) delete places;
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -562,12 +564,10 @@ PyTypeObject differentiable_type = [] {
 
 // configure_differentiable(transforms, hooks, keeps_graph, lay_out, tensor, parameter)
 PyObject *configure_differentiable(PyObject *, PyObject *const *args, Py_ssize_t n) {
-    PyObject **places[] = {&asked.transforms, &asked.hooks, &asked.keeps_graph, &asked.lay_out, &asked.tensor, &asked.parameter};
-    if (n != 6) {
-        PyErr_SetString(PyExc_TypeError, "configure_differentiable takes six objects");
-        return nullptr;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) Py_XSETREF(*places[i], Py_NewRef(args[i]));
+    PyObject **places[] = {&asked.transforms, &asked.hooks,  &asked.keeps_graph,
+                           &asked.lay_out,    &asked.tensor, &asked.parameter};
+    for (Py_ssize_t i = 0; i < std::min<Py_ssize_t>(n, std::size(places)); i++)
+        Py_XSETREF(*places[i], Py_NewRef(args[i]));
     Py_RETURN_NONE;
 }
 
@@ -577,7 +577,8 @@ PyCFunction fast() { return reinterpret_cast<PyCFunction>(reinterpret_cast<void 
 PyMethodDef functions[] = {
     {"attach", fast<attach>(), METH_FASTCALL, "attach(ctx, call, *inputs): the forward of the autograd function."},
     {"backward", fast<backward>(), METH_FASTCALL, "backward(ctx, *gradients): the backward of the autograd function."},
-    {"configure_differentiable", fast<configure_differentiable>(), METH_FASTCALL, "What Differentiable asks; see autograd/function.py."},
+    {"configure_differentiable", fast<configure_differentiable>(), METH_FASTCALL,
+     "What Differentiable asks; see autograd/function.py."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -587,7 +588,8 @@ PyMethodDef functions[] = {
 
 int fw_differentiable_init(PyObject *module) {
     using namespace fw;
-    const char *texts[] = {"call", "to_save", "saved_tensors", "materialize_grads", "maybe_clear_saved_tensors", "dtype", "device"};
+    const char *texts[] = {"call", "to_save", "saved_tensors", "materialize_grads", "maybe_clear_saved_tensors",
+                           "dtype", "device"};
     PyObject **places[] = {&names.call,  &names.to_save, &names.saved_tensors, &names.materialize,
                            &names.clear, &names.dtype,   &names.device};
     for (size_t i = 0; i < std::size(texts); i++)

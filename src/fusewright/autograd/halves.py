@@ -174,7 +174,7 @@ def restore(ctx: Any, halves: Halves, group: Group, call: Any) -> None:
     ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, None
     ctx.plain = call.plain or [None] * len(group.saved)
     ctx.layouts, ctx.saved_layouts = call.layouts, None
-    ctx.inputs, ctx.versions = call.inputs, call.versions
+    ctx.inputs, ctx.versions = call.inputs, list(call.versions)
 
 
 def values_for(ctx: Any, given: list[torch.Tensor | None]) -> list[Any]:
