@@ -256,6 +256,11 @@ def of_tensor(world: World, tensor: torch.Tensor) -> TracedArray:
     return TracedArray(world, world.torch_call(torch.Tensor.detach, (tensor,), {}))
 
 
+def has_array(values: Any) -> bool:
+    """Whether an argument is an array, or holds one."""
+    return any(type(value) is TracedArray or (type(value) in (list, tuple) and has_array(value)) for value in values)
+
+
 def as_index(key: Any) -> Any:
     """A tensor's index: arrays of whole numbers or bools mean what tensors of them do."""
     if type(key) is tuple:
