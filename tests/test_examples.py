@@ -27,6 +27,7 @@ NEEDS = {
     "distributed/accelerate_train": ("accelerate",),
     "distributed/lightning_train": ("lightning",),
     "distributed/trainer_train": ("transformers", "accelerate"),
+    "distributed/ray_train": ("ray",),
 }
 DISTRIBUTED = [
     ("distributed/accelerate_train", "ddp"),
@@ -97,6 +98,12 @@ def test_example_of_two_processes_runs(name: str, kind: str) -> None:
     require(name)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert f"{kind} on 2: loss" in run(*torchrun, f"examples/{name}.py", kind)
+
+
+@pytest.mark.sweep
+def test_ray_starts_two_processes() -> None:
+    require("distributed/ray_train")
+    assert "ddp on 2: loss" in run("examples/distributed/ray_train.py", "ddp")
 
 
 @pytest.mark.sweep
