@@ -16,7 +16,8 @@ import fusewright
 def train(config: dict[str, Any]) -> None:
     """Runs in every process; Ray wraps the compiled model."""
     torch.manual_seed(0)
-    model = fusewright.compile(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2)))
+    layers = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2))
+    model = fusewright.compile(layers, fullgraph=True)
     model = ray.train.torch.prepare_model(model)
     place = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
