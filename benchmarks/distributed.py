@@ -5,7 +5,7 @@ Starts the processes itself: gloo on CPUs, NCCL on GPUs. Parts: `tp1` and `tp8`,
 compared with eager's. Each part is written to the file as soon as it is done; a part that exceeds its time ends the run.
 
     python benchmarks/distributed.py [--processes 2] [--device cpu|cuda] [--parts tp1,tp8,fsdp2,ddp,ddp-vit] [--layers 8] [--width 2048]
-                                     [--engines eager,torch.compile,fusewright] [--modes default,reduce-overhead] [--rounds 30]
+                                     [--engines eager,torch.compile,fusewright] [--modes default,reduce-overhead,cut2] [--rounds 30]
                                      [--part-seconds 90] [--seconds 0] [--json FILE]
 """
 
@@ -127,6 +127,9 @@ def compiler(engine: str) -> Callable[[Any], Any]:
     if name == "fusewright":
         import fusewright
 
+        if mode.startswith("cut"):  # asynchronous tensor parallelism, in so many pieces
+            settings = {"cut_collectives": int(mode.removeprefix("cut"))}
+            return lambda module: fusewright.compile(module, dynamic=False, options=settings)
         return lambda module: fusewright.compile(module, mode=mode or None)
     return (lambda module: torch.compile(module, mode=mode or None)) if name == "torch.compile" else lambda module: module
 

@@ -27,6 +27,7 @@ NEEDS = {
     "distributed/accelerate_train": ("accelerate",),
     "distributed/lightning_train": ("lightning",),
     "distributed/trainer_train": ("transformers", "accelerate"),
+    "distributed/ray_train": ("ray",),
 }
 DISTRIBUTED = [
     ("distributed/accelerate_train", "ddp"),
@@ -61,8 +62,8 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": paths, "FUSEWRIGHT_LOGS": "schedule", "FUSEWRIGHT_CACHE": "0"}
 
 
-def run(*words: str) -> str:
-    """What a program prints."""
+def run(*words: str, shows: str = "[fusewright.schedule]") -> str:
+    """What a program prints, in which `shows` tells that something was compiled."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=EXAMPLES.parent,
@@ -73,7 +74,7 @@ def run(*words: str) -> str:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout
-    assert "[fusewright.schedule]" in done.stdout, f"nothing was compiled:\n{done.stdout}"
+    assert shows in done.stdout, f"nothing was compiled:\n{done.stdout}"
     return done.stdout
 
 
@@ -97,6 +98,13 @@ def test_example_of_two_processes_runs(name: str, kind: str) -> None:
     require(name)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert f"{kind} on 2: loss" in run(*torchrun, f"examples/{name}.py", kind)
+
+
+@pytest.mark.sweep
+def test_ray_starts_two_processes() -> None:
+    """Ray shows no logs of its processes; what cannot be compiled whole would raise there (fullgraph)."""
+    require("distributed/ray_train")
+    run("examples/distributed/ray_train.py", "ddp", shows="ddp on 2: loss")
 
 
 @pytest.mark.sweep

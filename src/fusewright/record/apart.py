@@ -61,12 +61,29 @@ def makeup(tensor: Any) -> Makeup:
 
 
 def _distributed(own: Makeup, part: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
-    placements, dtype, order = own.context
-    module: Any = sys.modules["torch.distributed.tensor._dtensor_spec"]
-    meta = module.TensorMeta(torch.Size(size), tuple(stride), dtype)
-    spec = module.DTensorSpec(dict(own.others)["device_mesh"], placements, tensor_meta=meta, shard_order=order)
+    ((_, mesh),) = own.others
+    key: Any = (id(mesh), own.context, tuple(size), tuple(stride))
+    try:
+        spec = _SPECS.get(key)
+    except TypeError:  # symbolic sizes have no hash
+        spec, key = None, None
+    if spec is None or spec.mesh is not mesh:
+        placements, dtype, order = own.context
+        module: Any = sys.modules["torch.distributed.tensor._dtensor_spec"]
+        meta = module.TensorMeta(torch.Size(size), tuple(stride), dtype)
+        spec = module.DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=order)
+        if key is not None and is_immutable(own.context):
+            if len(_SPECS) >= MOST_SPECS:
+                _SPECS.clear()
+            _SPECS[key] = spec
     kind: Any = own.kind
     return kind(part, spec, requires_grad=False)  # type: ignore[no-any-return]
+
+
+MOST_SPECS = 1 << 10
+_SPECS: dict[Any, Any] = {}
+"""DTensor's specifications: making one takes longer than all the rest. PyTorch's operators share theirs, too. By the
+mesh itself: another mesh may be equal, and have other process groups."""
 
 
 def is_distributed(kind: type) -> bool:
