@@ -17,7 +17,14 @@ import pytest
 import torch
 
 import fusewright
-from tests.capture.call import gradient_programs, numpy_programs, outside_programs, python_programs, torch_programs
+from tests.capture.call import (
+    gradient_programs,
+    hook_programs,
+    numpy_programs,
+    outside_programs,
+    python_programs,
+    torch_programs,
+)
 from tests.capture.call.comparing import same
 
 PROGRAMS = python_programs.PROGRAMS
@@ -26,20 +33,13 @@ CALLS = 3
 # What is not captured whole: on both backends, and on one of them alone.
 OPEN = frozenset(
     """
-    data_ptr_as_number data_store_of_another_type
-    generator_argument
-    inference_inside_then_grad
-    iterator_over_a_list_that_grows lazy_module
-    lazy_modules  map_argument module_backward_hook
-    parameter_inside parameter_returned random_many_ways
-    register_hook_then_write retain_grad saved_tensors_hooks
-    step_adafactor step_asgd step_radam step_radam_loop
-    thread_lock time_time warning_of_pytorch_recorded
-    warnings_recorded_once
+    data_ptr_as_number data_store_of_another_type generator_argument inference_inside_then_grad
+    iterator_over_a_list_that_grows lazy_module lazy_modules map_argument random_many_ways
+    register_hook_then_write thread_lock time_time warning_of_pytorch_recorded warnings_recorded_once
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
-OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view"})
+OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view", "retain_grad"})
 
 
 def described(value: Any) -> Any:
@@ -121,4 +121,5 @@ def test_the_programs_of_all_files_are_run() -> None:
     assert torch_programs.step in [function for function, _ in PROGRAMS.values()]
     assert numpy_programs.np_order in [function for function, _ in PROGRAMS.values()]
     assert gradient_programs.train_step in [function for function, _ in PROGRAMS.values()]
+    assert hook_programs.steps in [function for function, _ in PROGRAMS.values()]
     assert OPEN | OPEN_AT_TORCH_LEVEL | OPEN_AT_ATEN_LEVEL <= PROGRAMS.keys()

@@ -86,6 +86,8 @@ class World(Protocol):
     cached: dict[int, dict[Any, Any]]
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]
+    gradient_nodes: dict[object, Any]
+    number_tests: tuple[dict[Source, Any], dict[object, Any]]
     global_hooks_checked: bool
     tensors_compared: bool
     requires_grad_matters: bool

@@ -23,7 +23,15 @@ import numpy as np
 import torch
 
 from fusewright import _native
-from fusewright.base.signals import GraphBreak, Signal, SkipFrame, UserException, memory_was_short, raised_by_handler
+from fusewright.base.signals import (
+    GraphBreak,
+    Heard,
+    Signal,
+    SkipFrame,
+    UserException,
+    memory_was_short,
+    raised_by_handler,
+)
 from fusewright.capture.border.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
@@ -200,6 +208,8 @@ def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) ->
         handler = signal.getsignal(values[-2])
     except ValueError:  # no signal
         return False
+    if isinstance(handler, Heard):
+        handler = handler.handler
     return getattr(handler, "__func__", handler) is function
 
 

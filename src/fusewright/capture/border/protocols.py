@@ -454,7 +454,7 @@ def truth(world: World, obj: Any) -> bool:
             else world.tracer.branches.answer(world.tracer, native(operator.ne, obj, 0))
         )
     if isinstance(obj, torch.Tensor):
-        value = world.recorder.known_value(obj)
+        value = world.recorder.read(obj) if obj.numel() == 1 else world.recorder.known_value(obj)
         if value is None:
             raise GraphBreak("data-dependent-branch", "the truth value of a tensor decides what the program does next")
         return native(bool, value)

@@ -73,6 +73,8 @@ class World:
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
+        self.gradient_nodes: dict[object, Any] = {}
+        self.number_tests: tuple[dict[Source, Any], dict[object, Any]] = ({}, {})  # see values/tensor_number.py
         # inference mode may be entered inside; it has been; what is open of it
         self.may_infer, self.infers, self.inference_guards = True, False, []
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
@@ -559,9 +561,9 @@ class World:
         if self.inference_guards:
             raise Retry(inference=False)
         if self.disablers or self.error_states or self.recordings:
-            what = "disables __torch_function__" if self.disablers else "records warnings"
-            what = "sets NumPy's treatment of errors" if self.error_states else what
-            raise GraphBreak("open-context", f"a context that {what} is open across a graph break")
+            what = "__torch_function__ or saved tensors" if self.disablers else "recorded warnings"
+            what = "NumPy's treatment of errors" if self.error_states else what
+            raise GraphBreak("open-context", f"a context of {what} is open across a graph break")
         now, then = context.snapshot(), self.state
         if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
@@ -582,7 +584,7 @@ class World:
             self.looked_up, self.dict_kinds,
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
             self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
-            self.recorder.inputs, self.wrappers.loaded,
+            self.recorder.inputs, self.wrappers.loaded, self.gradient_nodes,
         )  # fmt: skip
         for table in tables:
             table.clear()

@@ -33,6 +33,7 @@ from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.function import is_free_function
+from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
@@ -454,6 +455,10 @@ def _build_random_generator(code: Code, value: torch.Generator) -> str:
     return made
 
 
+def _refuse_node(code: Code, value: GradientNode) -> str:
+    raise GraphBreak("tensor-address", "an autograd node leaves the compiled function")
+
+
 def _build_of_memory(code: Code, value: Address | Storage) -> str:
     if code.world.effects.data:
         raise GraphBreak("tensor-address", f"{value.what} is handed on, after a store to Tensor.data")
@@ -504,6 +509,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     torch.Generator: _build_random_generator,
     weakref.ref: _build_reference,
     Address: _build_of_memory,
+    GradientNode: _refuse_node,
     Storage: _build_of_memory,
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),

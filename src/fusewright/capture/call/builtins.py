@@ -327,8 +327,12 @@ def _convert(cls: type, method: str, code: str) -> Row:
         if isinstance(obj, torch.Tensor):
             value = tracer.recorder.known_value(obj)
             if value is None:
-                if tracer.recorder.data_numbers and cls is not complex and len(args) == 1 and not kwargs:
+                recorder = tracer.recorder
+                symbolic = recorder.data_numbers or (recorder.speculation is not None and cls is float)
+                if symbolic and cls is not complex and len(args) == 1 and not kwargs:
                     return tracer.call(getattr(obj, method))
+                value = recorder.read(obj)
+            if value is None:
                 raise GraphBreak(code, f"{cls.__name__}(tensor)")
             return native(cls, value)
         if type(obj) is TracedArray and len(args) == 1 and obj.dtype.kind == ("f" if cls is float else "i"):

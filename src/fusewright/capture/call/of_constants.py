@@ -18,42 +18,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import array
-from fusewright.capture.border.values.array import TORCH_DTYPES, TracedArray
+from fusewright.capture.border.values.array import of_data
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call.builtins import Row, plain_data
 from fusewright.capture.guards import MISSING
 from fusewright.operators import numpy_calls
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.interfaces import Tracer, World
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-
-_WRITTEN_OUT = 1024
-"""What arrays of at most so many elements hold stays known to the graph."""
-
-
-def _made(world: World, value: Any) -> Any:
-    """What NumPy made, inside."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(_made(world, part) for part in value)
-    if not isinstance(value, np.ndarray):
-        return value
-    dtype = TORCH_DTYPES.get(value.dtype)
-    if dtype is None or not value.dtype.isnative or not value.flags.c_contiguous:
-        raise GraphBreak("numpy-call", f"an array of dtype {value.dtype}, or in another order than C's")
-    world.uses_arrays = True
-    if 0 < value.size <= _WRITTEN_OUT:
-        tensor = world.torch_call(torch.tensor, (value.tolist(),), {"dtype": dtype, "device": "cpu"})
-    else:
-        tensor = world.torch_call(torch.clone, (torch.from_numpy(value.copy()),), {})
-    return TracedArray(world, tensor)
 
 
 def _of_numpy(fn: Callable[..., Any]) -> Row:
@@ -66,7 +45,7 @@ def _of_numpy(fn: Callable[..., Any]) -> Row:
         keywords = {name: _known(tracer, value) for name, value in kwargs.items()}
         if any(value is MISSING for value in (*ready, *keywords.values())):
             raise GraphBreak("numpy-call", f"numpy.{fn.__name__} of something that is no constant")
-        return _made(tracer.world, unwatched(fn, *ready, **keywords))
+        return of_data(tracer.world, unwatched(fn, *ready, **keywords))
 
     return call
 

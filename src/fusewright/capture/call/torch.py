@@ -64,7 +64,6 @@ _REFUSED_MODULES = {
     "torch.serialization": "untraceable-call",
     "torch._tensor_str": "print-tensor",
     "torch.autograd": "autograd-call",
-    "torch.autograd.graph": "autograd-call",
     "torch._functorch.vmap": "functorch-transform",
     "torch.func": "functorch-transform",
     "torch.distributed.distributed_c10d": "distributed-call",
@@ -569,6 +568,7 @@ def _written_out(function: Any) -> Row:
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     *call_collectives.ROWS,
+    *call_autograd.ROWS,
     (torch.nn.functional.one_hot, _one_hot),
     (torch.nn.functional.dropout, _dropout),
     *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
 from fusewright.capture.guards.types import IsArrayLike
@@ -42,6 +43,9 @@ def refuse(what: str) -> NoReturn:
     raise GraphBreak("numpy-call", what)
 
 
+_ELEMENT = ("data-dependent-scalar", "an element of an array is read into Python")
+
+
 class TracedArray:
     """An array, or with `scalar` a NumPy scalar, that stands for `tensor`."""
 
@@ -65,8 +69,6 @@ class TracedArray:
     def __getitem__(self, key: Any) -> Any:
         if _is_plain(key):
             return self.made(operator.getitem, key)
-        if any(type(part) is TracedArray and part.tensor.dtype is torch.bool for part in _index_parts(key)):
-            refuse("a choice of elements by a mask, whose number depends on data")
         return by_numpy(self.world, operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -82,13 +84,26 @@ class TracedArray:
             refuse(f"a store of an array of {made.dtype} into one of {self.dtype}, or of another shape")
         self.world.torch_call(torch.Tensor.copy_, (self.tensor, made.tensor), {})
 
-    def __bool__(self) -> NoReturn:
-        raise GraphBreak("data-dependent-branch", "the truth value of an array")
+    def __bool__(self) -> bool:
+        return bool(self._number("data-dependent-branch", "the truth value of an array"))
 
-    def _number(self, *args: object) -> NoReturn:
-        raise GraphBreak("data-dependent-scalar", "an element of an array is read into Python")
+    def _number(self, code: str, what: str) -> Any:
+        value = self.world.recorder.read(self.tensor) if self.tensor.numel() == 1 else None
+        if value is None:
+            raise GraphBreak(code, what)
+        return value.item()
 
-    __float__ = __int__ = __index__ = __complex__ = _number
+    def __float__(self) -> float:
+        return float(self._number(*_ELEMENT))
+
+    def __int__(self) -> int:
+        return int(self._number(*_ELEMENT))
+
+    def __index__(self) -> int:
+        return operator.index(self._number(*_ELEMENT))
+
+    def __complex__(self) -> complex:
+        return complex(self._number(*_ELEMENT))
 
     def _text(self, *args: object) -> NoReturn:
         raise GraphBreak("print-tensor", "the text of an array")
@@ -125,6 +140,10 @@ def _index_parts(key: Any) -> tuple[Any, ...]:
     return key if isinstance(key, tuple) else (key,)
 
 
+def _is_mask(part: Any) -> bool:
+    return type(part) is TracedArray and part.tensor.dtype is torch.bool
+
+
 def _is_plain(key: Any) -> bool:
     """Whether an index is one of numbers, slices, None and Ellipsis, which mean to PyTorch what they mean to NumPy."""
     return all(
@@ -144,6 +163,71 @@ def result(world: World, tensor: torch.Tensor) -> Any:
         refuse(f"a result of dtype {tensor.dtype}")
     known = None if tensor.dim() else world.recorder.known_value(tensor)
     return TracedArray(world, tensor, not tensor.dim()) if known is None else known.numpy()[()]
+
+
+def of_data(world: World, value: Any) -> Any:
+    """What NumPy made of data alone, inside."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(of_data(world, part) for part in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    dtype = TORCH_DTYPES.get(value.dtype)
+    if dtype is None or not value.dtype.isnative or not value.flags.c_contiguous:
+        refuse(f"an array of dtype {value.dtype}, or in another order than C's")
+    world.uses_arrays = True
+    if 0 < value.size <= _WRITTEN_OUT:
+        tensor = world.torch_call(torch.tensor, (value.tolist(),), {"dtype": dtype, "device": "cpu"})
+    else:
+        tensor = world.torch_call(torch.clone, (torch.from_numpy(value.copy()),), {})
+    return TracedArray(world, tensor)
+
+
+def on_values(
+    world: World, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What NumPy itself gives for arrays whose values are known, or taken for granted; None where they are not."""
+    if world.recorder.speculation is None or not (numpy_calls.name_of(function) or id(function) in _PURE):
+        return None
+    reals: list[np.ndarray] = []
+    try:
+        ready = tuple(_real(world, value, reals) for value in args)
+        keywords = {name: _real(world, value, reals) for name, value in kwargs.items()}
+    except LookupError:
+        return None
+    found = unwatched(function, *ready, **keywords)
+    if isinstance(found, np.ndarray) and any(np.may_share_memory(found, real) for real in reals):
+        return None  # a view: what is written to one is seen in the other
+    return of_data(world, found)
+
+
+def _real(world: World, value: Any, reals: list[np.ndarray]) -> Any:
+    """The argument as NumPy takes it. Raises LookupError."""
+    if type(value) is TracedArray:
+        held = world.recorder.read(value.tensor, MOST_READ)
+        if held is None:
+            raise LookupError
+        real = held.numpy()
+        reals.append(real)
+        return real[()] if value.scalar else real
+    if type(value) in (list, tuple):
+        return type(value)(_real(world, part, reals) for part in value)
+    if isinstance(value, (*_WEAK, str, slice, np.generic, type, np.dtype)) or value is None or value is Ellipsis:
+        return value
+    raise LookupError
+
+
+_PURE = frozenset(
+    id(getattr(np, name))
+    for name in """
+    flatnonzero nonzero unique argwhere intersect1d setdiff1d union1d bincount flip broadcast_to atleast_1d
+    expand_dims squeeze linspace logspace geomspace arange full diag diagonal
+    """.split()
+)
+"""Functions that are no operators (numpy_calls.py): their results' shapes depend on data, or they give views."""
+MOST_READ = 4096
+"""Elements of an array that NumPy computes with at capture."""
+_WRITTEN_OUT = 1024
+"""What arrays of at most so many elements hold stays known to the graph."""
 
 
 def is_traceable(real: np.ndarray) -> bool:
@@ -173,16 +257,16 @@ def of_tensor(world: World, tensor: torch.Tensor) -> TracedArray:
     return TracedArray(world, world.torch_call(torch.Tensor.detach, (tensor,), {}))
 
 
+def has_array(values: Any) -> bool:
+    """Whether an argument is an array, or holds one."""
+    return any(type(value) is TracedArray or (type(value) in (list, tuple) and has_array(value)) for value in values)
+
+
 def as_index(key: Any) -> Any:
-    """An index of a tensor, with tensors in the places of arrays."""
+    """A tensor's index: arrays of whole numbers or bools mean what tensors of them do."""
     if type(key) is tuple:
         return tuple(map(as_index, key))
-    return key.tensor if type(key) is TracedArray and not key.scalar else key
-
-
-def has_array(values: Any) -> bool:
-    """Whether an argument is a traced array, also inside lists and tuples."""
-    return any(type(value) is TracedArray or (type(value) in (list, tuple) and has_array(value)) for value in values)
+    return key.tensor if type(key) is TracedArray and key.dtype.kind in "bi" and key.tensor.dim() else key
 
 
 # Operators
@@ -289,18 +373,31 @@ def or_by_numpy(
 
 
 def by_numpy(world: World, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-    """A call of NumPy's own function as an operator of the graph."""
+    """A call of NumPy's own function as an operator of the graph; where its result's shape depends on data, NumPy's
+    result for the values that are known or taken for granted."""
+    try:
+        return _as_operator(world, function, args, kwargs or {})
+    except GraphBreak as refused:
+        found = on_values(world, function, args, kwargs or {}) if refused.code == "numpy-call" else None
+        if found is None:
+            raise
+        return found
+
+
+def _as_operator(world: World, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shown = function if type(function) is str else getattr(function, "__name__", function)
     name = function if type(function) is str else numpy_calls.name_of(function)
     if name is None:
         refuse(f"numpy.{shown}")
+    if function is operator.getitem and any(map(_is_mask, _index_parts(args[1]))):
+        refuse("a choice of elements by a mask, whose number depends on data")
     given: list[torch.Tensor] = []
 
     def is_array(value: Any) -> tuple[torch.Tensor, bool] | None:
         return (value.tensor, value.scalar) if type(value) is TracedArray else None
 
     try:
-        pairs = tuple((kwargs or {}).items())
+        pairs = tuple(kwargs.items())
         text = repr((*numpy_calls.encoded((args, pairs), given, is_array), _errors(world)))
         about = numpy_calls.described(name, text, tuple(map(_static_type, given)))
         kinds = [TORCH_DTYPES[np.dtype(dtype)] for dtype, *_ in numpy_calls.parsed(about.results)]

@@ -285,7 +285,7 @@ def _flattened(world: World, array: Any) -> TracedArray:
 
 
 def _listed(world: World, array: TracedArray) -> Any:
-    known = world.recorder.known_value(array.tensor)
+    known = world.recorder.read(array.tensor)
     if known is None:
         world.recorder.lacks_form("data-dependent-scalar", "ndarray.tolist()")
     return known.tolist()
@@ -432,6 +432,7 @@ _ATTRIBUTES: dict[str, Callable[[Any, TracedArray], Any]] = {
 # Methods that are as the functions of their names, and those that write to the array what such a function gives.
 _BY_NUMPY = frozenset("""
     argsort argpartition prod ptp round repeat take trace cumprod searchsorted choose dot compress swapaxes
+    nonzero squeeze diagonal
 """.split())  # fmt: skip
 _IN_PLACE = frozenset({"sort", "partition"})
 

@@ -22,6 +22,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.gradient_node import gradient_node
 from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
@@ -35,6 +36,7 @@ from fusewright.capture.guards.sources import (
     TensorSize,
     TensorStride,
 )
+from fusewright.capture.guards.torch_state import TENSOR_METHODS
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES, STRIDE
 from fusewright.record.torch_level import set_data
 from fusewright.sizes.expressions import Dim, Relation, symbol
@@ -222,6 +224,8 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
 
 
 def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
+    if name in TENSOR_METHODS.foreign or name not in TENSOR_METHODS.names:
+        return _getattr_foreign(world, tensor, name)
     handler = _ATTRIBUTES.get(name)
     if handler is not None:
         return handler(world, tensor)
@@ -237,13 +241,26 @@ def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         # PyTorch's own method: the traced class overrides some, to refuse them
         return found.__get__(tensor, torch.Tensor)
-    if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
-        return native(getattr, tensor, name)
-    if found is not MISSING:
+    if isinstance(found, (types.GetSetDescriptorType, property)):
         raise GraphBreak("tensor-attribute", f"Tensor.{name}")
+    return native(getattr, tensor, name)
+
+
+def _getattr_foreign(world: World, tensor: torch.Tensor, name: str) -> object:
+    """An attribute that a program has given to the tensor, or to PyTorch's classes of tensors."""
+    cls = world.type_of(tensor)
+    found = classes.lookup(cls, name)
+    if name not in TENSOR_METHODS.names:  # the others are compared as a part of PyTorch's state
+        world.guard_type_attribute(cls, name, found)
+    if isinstance(found, property) and found.fget is not None:
+        return world.tracer.call(found.fget, (tensor,))
     value = _namespace(world, tensor).get(name, MISSING)
     if value is not MISSING:
         return value
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, tensor)
+    if found is not MISSING:
+        raise GraphBreak("tensor-attribute", f"Tensor.{name}")
     raise UserException(
         AttributeError(f"'{world.type_of(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor)
     )
@@ -297,8 +314,10 @@ def _data(world: World, tensor: torch.Tensor) -> object:
 
 
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
-    """None for a tensor without a history; what its history is, is nothing that a graph holds."""
+    """None for a tensor without a history; the history of an input is nothing that a graph holds."""
     world.requires_grad_matters = True
+    if world.outside(tensor) is None:
+        return gradient_node(world, tensor)
     if tensor.requires_grad and not guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
         raise GraphBreak("tensor-address", "Tensor.grad_fn asks for its autograd node")
     return None
@@ -343,6 +362,12 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
     if name == "data":
         _store_data(world, tensor, value)
         return
+    if name == "grad" and world.recorder_owns(tensor):
+        if tensor.made_leaf:  # type: ignore[attr-defined]
+            return native(setattr, tensor, name, value)  # type: ignore[no-any-return]
+        world.recorder.lacks_form("tensor-attribute", "a store to Tensor.grad of a tensor made inside")
+    if name == "requires_grad":
+        return world.tracer.call(torch.Tensor.requires_grad_, (tensor, value))  # type: ignore[no-any-return]
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
     namespace = _namespace(world, tensor)
