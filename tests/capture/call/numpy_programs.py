@@ -177,3 +177,17 @@ def np_index_of_tensor(x, chosen):
 @program(waves)
 def np_array_of_results(a):
     return np.array([a.sum(), a.max(), 2.0]), np.array([a[0], a[1]])
+
+
+@program(lambda: (torch.arange(6.0).reshape(2, 3),))
+def np_sizes_of_constants(x):
+    sizes = np.array([3, 2])
+    return x.reshape(tuple(sizes)), x * float(np.prod(x.shape)), x.reshape(sizes[0], -1), sizes.max() + 1
+
+
+@program(lambda: (torch.arange(6.0).reshape(2, 3),))
+def np_arrays_of_tensors(x):
+    y = x + 1
+    shared = np.asarray(y)
+    shared[0] = 7
+    return y, np.asarray(x, dtype=np.float64), x.numpy().copy() * 2

@@ -54,9 +54,9 @@ BREAKS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("autograd-function", lambda x: Function.apply(x.clone().requires_grad_())),
     ("disabled-function", lambda x: disabled(x)),
     ("clock", lambda x: time.time_ns()),
-    ("host-random", lambda x: random.choice([1, 2])),
+    ("host-random", lambda x: random.choices([1, 2])),
     ("untraceable-call", lambda x: open("/nowhere")),
-    ("tensor-construction", lambda x: torch.nn.Parameter(x)),
+    ("tensor-construction", lambda x: torch.nn.Parameter(x.int())),
     ("inference-mode", lambda x: torch.inference_mode().__enter__()),
     ("untraceable-call", lambda x: __import__("this")),
 ]

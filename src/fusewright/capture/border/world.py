@@ -517,7 +517,7 @@ class World:
             args = (args[0], array.as_index(args[1]), *args[2:])
         given = (*args, *kwargs.values())
         if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
-            raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
+            self.recorder.lacks_form("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
         if any(isinstance(argument, torch.Generator) for argument in given):
             return generator.drawing(self, fn, args, kwargs)
         objects = torch_function.overriding(args, kwargs)

@@ -224,7 +224,7 @@ def _referent(tracer: Tracer, reference: weakref.ref[Any]) -> Any:
     """`reference()` of one made inside. What is reached from the frames is alive; of what is not, eager may have let
     go."""
     found = reference()
-    if found is None or tracer.world.is_raw(found):
+    if found is None or tracer.world.outside(found) is not None:
         return found
     seen: set[int] = set()
     pending: list[Any] = []
@@ -236,6 +236,8 @@ def _referent(tracer: Tracer, reference: weakref.ref[Any]) -> Any:
         value = pending.pop()
         if value is found:
             return found
+        if isinstance(value, torch.Tensor):
+            pending.append(value._backward_hooks)  # to which the handle of a hook refers
         if id(value) in seen or isinstance(value, (torch.Tensor, type, types.ModuleType, torch.nn.Module)):
             continue
         seen.add(id(value))

@@ -21,6 +21,7 @@ import numpy as np
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.values import array
 from fusewright.capture.border.values.array import of_data
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call.builtins import Row, plain_data
@@ -38,6 +39,8 @@ def _of_numpy(fn: Callable[..., Any]) -> Row:
     """Of traced arrays it has been handled before (values/array.py)."""
 
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        if fn is np.asarray and args and tracer.world.recorder_owns(args[0]):  # (np.array of a tensor warns)
+            return tracer.call(fn, (array.of_tensor(tracer.world, args[0]), *args[1:]), kwargs)
         ready = [_known(tracer, value) for value in args]
         keywords = {name: _known(tracer, value) for name, value in kwargs.items()}
         if any(value is MISSING for value in (*ready, *keywords.values())):

@@ -115,23 +115,23 @@ class TracedArray:
 
     __reduce_ex__ = __deepcopy__ = __copy__ = __contains__ = __array__  # type: ignore[assignment]
 
-    def __neg__(self) -> TracedArray:
+    def __neg__(self) -> Any:
         if self.tensor.dtype is torch.bool:
             raise TypeError("The numpy boolean negative, the `-` operator, is not supported")
         return self.made(torch.neg)
 
-    def __abs__(self) -> TracedArray:
+    def __abs__(self) -> Any:
         return self.made(torch.abs)
 
-    def __invert__(self) -> TracedArray:
+    def __invert__(self) -> Any:
         if self.tensor.dtype.is_floating_point or self.tensor.dtype.is_complex:
             refuse("~ of floats")
         return self.made(torch.bitwise_not)
 
-    def __pos__(self) -> TracedArray:
+    def __pos__(self) -> Any:
         return self.made(torch.clone)
 
-    def made(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> TracedArray:
+    def made(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of a torch function of this array's tensor."""
         return result(self.world, self.world.torch_call(function, (self.tensor, *args), kwargs))
 
@@ -157,11 +157,12 @@ def _plain_slice(part: Any) -> bool:
     ) and (part.step is None or part.step > 0)  # fmt: skip
 
 
-def result(world: World, tensor: torch.Tensor) -> TracedArray:
-    """The array for a computed tensor; without dimensions it is a scalar."""
+def result(world: World, tensor: torch.Tensor) -> Any:
+    """The array for a computed tensor; without dimensions it is a scalar, and NumPy's own where its value is known."""
     if tensor.dtype not in DTYPES:
         refuse(f"a result of dtype {tensor.dtype}")
-    return TracedArray(world, tensor, not tensor.dim())
+    known = None if tensor.dim() else world.recorder.known_value(tensor)
+    return TracedArray(world, tensor, not tensor.dim()) if known is None else known.numpy()[()]
 
 
 def of_data(world: World, value: Any) -> Any:
