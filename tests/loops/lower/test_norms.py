@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph, Node
 
+import fusewright
 from fusewright.loops.lower import lower
 from tests.loops import reference, tracing
 from tests.loops.lower.checking import check, compare
@@ -113,3 +114,9 @@ def test_batch_norm_functional_training() -> None:
         return list(torch.ops.aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.1, 1e-5))
 
     check(function, torch.randn(4, 6, 3), torch.randn(6), torch.randn(6), torch.randn(6), torch.rand(6))
+
+
+def test_a_batch_whose_values_are_equal_is_normalised_to_zero() -> None:
+    x = torch.tensor(4.75).expand(3, 3)
+    compiled = fusewright.compile(lambda x: F.batch_norm(x, None, None, training=True))
+    assert torch.equal(compiled(x), torch.zeros(3, 3))

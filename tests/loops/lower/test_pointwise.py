@@ -201,3 +201,15 @@ def test_a_number_is_written_as_eager_converts_it(dtype: torch.dtype, number: fl
             assert found is expected, name
         else:
             torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+def test_powers_that_are_roots(exponent: float, dtype: torch.dtype) -> None:
+    """A number as the exponent, elements that are all it, and a tensor without dimensions: -inf and -0 tell them apart."""
+    x = torch.tensor([-torch.inf, -0.0, 0.0, 4.0, -1.0, torch.inf], dtype=dtype)
+    powers = (lambda x: x**exponent, lambda x: x ** torch.full_like(x, exponent), lambda x: x ** torch.tensor(exponent))
+    for power in powers:
+        expected, found = power(x), fusewright.compile(power)(x)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~expected.isnan())

@@ -358,7 +358,12 @@ def training_statistics(
     root = ex.sqrt(ex.add(ex.div(squares.expression, count), float(eps)))
     rstd = low.make(average.shape, ex.div(ir.constant(1, working), root), input.type)
     low.realize(rstd)
-    result = normalize_channels(low, input, low.at(average, kept), low.at(rstd, kept), weight, bias)
+    # Not by one product and one sum as in inference: where a channel's values are equal, their difference is 0.
+    everywhere = space_of(input, ())
+    deviation = ex.sub(low.read(input, everywhere.symbols, working), low.at(average, kept))
+    scale = scaled(low.at(rstd, kept), over(low, weight, everywhere, working, (1,)), None)
+    offset = over(low, bias, everywhere, working, (1,))
+    result = ex.mul(deviation, scale) if offset is None else ex.add(ex.mul(deviation, scale), offset)
     axes = channel_place(mean_type, input.ndim)
     outputs = (
         low.value(out_type, result),

@@ -195,11 +195,18 @@ def _fmod(b: Builder, node: Apply, args: list[Value]) -> Value:
 # --- powers, signs, rounding ------------------------------------------------------------------------------------------
 
 
-_POWERS: dict[float, Callable[[Builder, Value], Value]] = {  # the exponents that ATen treats apart, computed as it does
+def _power_of_half(b: Builder, x: Value) -> Value:
+    """C's pow(x, 0.5), which is no root of -0 and -inf: 0 and inf."""
+    root = b.intrinsic("fabs", b.intrinsic("sqrt", x))
+    lowest = b.compare("fcmp oeq", x, b.constant_like(-pymath.inf, x))
+    return b.select(lowest, b.constant_like(pymath.inf, x), root)
+
+
+_POWERS: dict[float, Callable[[Builder, Value], Value]] = {  # a few exponents of which `pow` is something quicker
     2.0: lambda b, x: b.op("fmul", x, x),
     3.0: lambda b, x: b.op("fmul", b.op("fmul", x, x), x),
-    0.5: lambda b, x: b.intrinsic("sqrt", x),
-    -0.5: lambda b, x: b.op("fdiv", b.constant_like(1.0, x), b.intrinsic("sqrt", x)),
+    0.5: _power_of_half,
+    -0.5: lambda b, x: b.op("fdiv", b.constant_like(1.0, x), _power_of_half(b, x)),
     -1.0: lambda b, x: b.op("fdiv", b.constant_like(1.0, x), x),
     -2.0: lambda b, x: b.op("fdiv", b.constant_like(1.0, x), b.op("fmul", x, x)),
     1.0: lambda b, x: x,
