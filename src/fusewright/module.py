@@ -59,12 +59,14 @@ class ModuleCaller:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         forward: Any
-        entry = type(module).__call__
+        entry: Any = type(module).__call__
         # whose __call__ adds error reports
         plain = entry is own_methods.CALL or isinstance(module, torch.fx.GraphModule)
         if plain:
-            entry = getattr(type(module), "_call_impl", None)
-            plain = entry is own_methods.CALL_IMPL and "_call_impl" not in vars(module)
+            if "_call_impl" in vars(module):
+                return module._call_impl(*args, **kwargs)
+            entry = type(module)._call_impl
+            plain = entry is own_methods.CALL_IMPL
         hooks = has_hooks(module)
         if plain and not hooks:
             forward = module.forward
@@ -81,8 +83,6 @@ class ModuleCaller:
                 return torch.nn.Module._call_impl(self._beside_hooks(forward.__func__), *args, **kwargs)
         if not _native.modes_known():  # torch.fx has put another `__call__` in its place
             return torch.nn.Module._call_impl(module, *args, **kwargs)
-        if "_call_impl" in vars(module):
-            return module._call_impl(*args, **kwargs)
         if self._slow is None or self._entry is not entry:
             # Not Module.__call__, which would come back here for a module that is compiled in place.
             self._entry, self._slow = entry, self.wrap(entry)
