@@ -18,7 +18,7 @@ namespace {
 
 // The names that are looked up, made once.
 struct Names {
-    PyObject *caller, *fast, *forward, *module, *call, *getattribute, *method;
+    PyObject *caller, *fast, *forward, *module, *call, *call_impl, *getattribute, *method;
     PyObject *hooks[4], *global_hooks[4];
 } names;
 
@@ -26,20 +26,23 @@ struct ModuleCall {
     PyObject_HEAD
     PyObject *function;      // the Python function for all other cases
     PyObject *module_call;   // nn.Module.__call__
+    PyObject *call_impl;     // nn.Module._call_impl
     PyObject *global_hooks;  // the dict of torch.nn.modules.module
     PyObject *object_getattribute;
     vectorcallfunc vectorcall;
 };
 
 int module_call_init(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static const char *keywords[] = {"function", "module_call", "global_hooks", nullptr};
-    PyObject *function, *module_call, *global_hooks;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!", const_cast<char **>(keywords), &function, &module_call, &PyDict_Type, &global_hooks)) return -1;
+    static const char *keywords[] = {"function", "module_call", "call_impl", "global_hooks", nullptr};
+    PyObject *function, *module_call, *call_impl, *global_hooks;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!", const_cast<char **>(keywords), &function, &module_call, &call_impl, &PyDict_Type, &global_hooks))
+        return -1;
     ModuleCall *self = reinterpret_cast<ModuleCall *>(object);
     PyObject *own = PyObject_GetAttr(reinterpret_cast<PyObject *>(&PyBaseObject_Type), names.getattribute);
     if (own == nullptr) return -1;
     Py_XSETREF(self->function, Py_NewRef(function));
     Py_XSETREF(self->module_call, Py_NewRef(module_call));
+    Py_XSETREF(self->call_impl, Py_NewRef(call_impl));
     Py_XSETREF(self->global_hooks, Py_NewRef(global_hooks));
     Py_XSETREF(self->object_getattribute, own);
     return 0;
@@ -72,7 +75,8 @@ bool find_fast(ModuleCall *self, PyObject *object, PyObject **fast, PyObject **m
         PyTypeObject *type = Py_TYPE(*module);
         dict = Py_TYPE(type) == &PyType_Type ? PyObject_GenericGetDict(*module, nullptr) : nullptr;
         found = dict != nullptr && PyDict_Check(dict) && all_empty(dict, names.hooks) && all_empty(self->global_hooks, names.global_hooks) &&
-                PyDict_GetItemWithError(dict, names.method) == nullptr && !PyErr_Occurred() && class_has(type, names.call, self->module_call) &&
+                PyDict_GetItemWithError(dict, names.method) == nullptr && PyDict_GetItemWithError(dict, names.call_impl) == nullptr && !PyErr_Occurred() &&
+                class_has(type, names.call, self->module_call) && _PyType_Lookup(type, names.call_impl) == self->call_impl &&
                 class_has(type, names.method, function) && class_has(type, names.getattribute, self->object_getattribute);
     }
     Py_XDECREF(dict);
@@ -126,6 +130,7 @@ int module_call_traverse(PyObject *object, visitproc visit, void *arg) {
     ModuleCall *self = reinterpret_cast<ModuleCall *>(object);
     Py_VISIT(self->function);
     Py_VISIT(self->module_call);
+    Py_VISIT(self->call_impl);
     Py_VISIT(self->global_hooks);
     Py_VISIT(self->object_getattribute);
     return 0;
@@ -135,6 +140,7 @@ int module_call_clear(PyObject *object) {
     ModuleCall *self = reinterpret_cast<ModuleCall *>(object);
     Py_CLEAR(self->function);
     Py_CLEAR(self->module_call);
+    Py_CLEAR(self->call_impl);
     Py_CLEAR(self->global_hooks);
     Py_CLEAR(self->object_getattribute);
     return 0;
@@ -156,7 +162,7 @@ PyTypeObject module_call_type = [] {
     type.tp_name = "fusewright._native.ModuleCall";
     type.tp_basicsize = sizeof(ModuleCall);
     type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
-    type.tp_doc = "ModuleCall(function, module_call, global_hooks): the `__call__` of compiled modules.";
+    type.tp_doc = "ModuleCall(function, module_call, call_impl, global_hooks): the `__call__` of compiled modules.";
     type.tp_vectorcall_offset = offsetof(ModuleCall, vectorcall);
     type.tp_call = PyVectorcall_Call;
     type.tp_new = fw::caught<module_call_new>;
@@ -176,7 +182,7 @@ bool make_names() {
         PyObject **place;
         const char *text;
     } rows[] = {{&names.caller, "_fusewright_caller"}, {&names.fast, "_fast"},          {&names.forward, "_forward"},  {&names.module, "module"},
-                {&names.call, "__call__"},             {&names.getattribute, "__getattribute__"}, {&names.method, "forward"}};
+                {&names.call, "__call__"},             {&names.call_impl, "_call_impl"},  {&names.getattribute, "__getattribute__"}, {&names.method, "forward"}};
     for (auto &row : rows)
         if ((*row.place = PyUnicode_InternFromString(row.text)) == nullptr) return false;
     for (int i = 0; i < 4; ++i) {

@@ -189,7 +189,7 @@ def test_it_looks_like_a_method() -> None:
     with pytest.raises(TypeError):
         _native.ModuleCall.__new__(_native.ModuleCall)(X)
     with pytest.raises(TypeError):
-        _native.ModuleCall(len, len, [])  # type: ignore[arg-type]
+        _native.ModuleCall(len, len, len, [])  # type: ignore[arg-type]
 
 
 def test_copies_of_data_parallel_run_eagerly_and_say_so() -> None:
@@ -292,3 +292,20 @@ def test_a_disabled_module_sees_a_parametrization() -> None:
     nn.utils.parametrize.register_parametrization(net, "weight", Doubled())
     assert torch.equal(disabled.weight, net.weight)
     same(net, disabled, X)
+
+
+@pytest.mark.parametrize("name", ["__call__", "_call_impl"])
+def test_what_a_program_puts_in_the_place_of_pytorchs_call_is_called(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.ReLU()
+    compiled, x = fusewright.compile(model), torch.ones(3)
+    assert torch.equal(compiled(x), x)
+    for factor in (3, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.Module, name, lambda self, x, factor=factor: x * factor)
+            assert torch.equal(compiled(x), x * factor)
+        assert torch.equal(compiled(x), x)
+    if name == "_call_impl":
+        monkeypatch.setitem(model.__dict__, name, lambda x: x * 5)
+        assert torch.equal(compiled(x), x * 5)

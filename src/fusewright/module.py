@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 
 from fusewright import _native
+from fusewright.base import own_methods
 from fusewright.base.errors import warn
 
 Wrap = Callable[[types.FunctionType], Callable[..., Any]]
@@ -44,7 +45,7 @@ class ModuleCaller:
     has a `__call__` of its own, that is compiled.
     """
 
-    __slots__ = ("_fast", "_forward", "_hooked", "_slow", "module", "wrap")
+    __slots__ = ("_entry", "_fast", "_forward", "_hooked", "_slow", "module", "wrap")
 
     def __init__(self, module: torch.nn.Module, wrap: Wrap) -> None:
         self.module = module
@@ -52,14 +53,20 @@ class ModuleCaller:
         self._forward: types.FunctionType | None = None
         self._fast: Callable[..., Any] | None = None
         self._slow: Callable[..., Any] | None = None
+        self._entry: Any = None  # what the latter was made of
         self._hooked: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         forward: Any
-        entry = type(module).__call__
+        entry: Any = type(module).__call__
         # whose __call__ adds error reports
-        plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)
+        plain = entry is own_methods.CALL or isinstance(module, torch.fx.GraphModule)
+        if plain:
+            if "_call_impl" in vars(module):
+                return module._call_impl(*args, **kwargs)
+            entry = type(module)._call_impl
+            plain = entry is own_methods.CALL_IMPL
         hooks = has_hooks(module)
         if plain and not hooks:
             forward = module.forward
@@ -68,7 +75,7 @@ class ModuleCaller:
                 return self._fast(module, *args, **kwargs)
             if _is_own(forward, module):
                 self._forward, self._fast = forward.__func__, self.wrap(forward.__func__)
-                self._fast.plainly = torch.nn.Module._call_impl  # type: ignore[attr-defined]
+                self._fast.plainly = entry  # type: ignore[attr-defined]
                 return self._fast(module, *args, **kwargs)
         if plain and hooks and _native.modes_known() and _communicates(module):
             forward = module.forward
@@ -76,9 +83,9 @@ class ModuleCaller:
                 return torch.nn.Module._call_impl(self._beside_hooks(forward.__func__), *args, **kwargs)
         if not _native.modes_known():  # torch.fx has put another `__call__` in its place
             return torch.nn.Module._call_impl(module, *args, **kwargs)
-        if self._slow is None:
+        if self._slow is None or self._entry is not entry:
             # Not Module.__call__, which would come back here for a module that is compiled in place.
-            self._slow = self.wrap(torch.nn.Module._call_impl if plain else entry)  # type: ignore[arg-type]
+            self._entry, self._slow = entry, self.wrap(entry)
         return self._slow(module, *args, **kwargs)
 
     def _beside_hooks(self, forward: types.FunctionType) -> Any:
@@ -180,7 +187,7 @@ class CompiledModuleBase(TwinBase):
         return self._fusewright_caller(*args, **kwargs)
 
     # The same without Python, while a call comes to the compiled `forward`.
-    __call__ = _native.ModuleCall(__call__, torch.nn.Module.__call__, vars(module_hooks))  # type: ignore[assignment]
+    __call__ = _native.ModuleCall(__call__, own_methods.CALL, own_methods.CALL_IMPL, vars(module_hooks))  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._fusewright_recompile(copy.deepcopy(self._fusewright_original, memo))

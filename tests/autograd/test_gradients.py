@@ -12,11 +12,11 @@ import fusewright
 
 SHARED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "sum": lambda x, y: x + y, "sum of copies": lambda x, y: x * 1 + y * 1, "sums": lambda x, y: (x + y, x - y), "stack": lambda x, y: torch.stack([x, y]),
-    "cat": lambda x, y: torch.cat([x[None], y[None]]), "scan of a number": lambda x, y: x.logcumsumexp(0) + y, "turned": lambda x, y: x.mT + y.mT,
+    "cat": lambda x, y: torch.cat([x[None], y[None]]), "scan of a number": lambda x, y: x.logcumsumexp(0) + y, "turned": lambda x, y: x.mT + y.mT, "totals": lambda x, y: x.sum() + y.sum(),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 1), (2, 3)])
 @pytest.mark.parametrize("name", SHARED)
 def test_gradients_share_memory_where_eagers_do(name: str, shape: tuple[int, ...]) -> None:
     """Otherwise clipping one in place would clip the other."""

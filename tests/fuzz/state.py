@@ -144,7 +144,8 @@ def program(seed: int, kinds: tuple[Kind, ...] | None = None, backend: str | Non
     body.append(f"return x * 2, {', '.join(f'r{number}' for number in range(len(kinds)))}")
     route = rng.choice(list(ROUTES)) if names else "global"
     head, before, after = (_named(part, names, "\n".join(body)) for part in ROUTES[route])
-    steps = _steps(rng, changes, before, f"program(x{after})", all(kind.steady for kind in kinds))
+    steady, shared = all(kind.steady for kind in kinds), any(kind.restore for kind in kinds)
+    steps = _steps(rng, changes, before, f"program(x{after})", (steady, shared))
     return "\n".join([*filter(None, lines), *helpers, head, "x = made((2, 3), f32, 0)", *steps]) + "\n"
 
 
@@ -160,14 +161,18 @@ def _named(text: str, names: list[str], body: str) -> str:
     return re.sub(r"\$[NKSTBC]", lambda found: filled[found[0]], text)
 
 
-def _steps(rng: random.Random, changes: list[tuple[int, str]], before: str, call: str, steady: bool) -> list[str]:
-    """The steps; in half of them a change that was made before is made again, so that the state comes back."""
+def _steps(
+    rng: random.Random, changes: list[tuple[int, str]], before: str, call: str, are: tuple[bool, bool]
+) -> list[str]:
+    """The steps; in some of them a change that was made before is made again, so that the state comes back. are: whether
+    the program's kinds are steady, and whether some change the process, so that a second change would see the first."""
+    steady, shared = are
     made: list[str] = []
     steps: list[str] = []
     grads, keeps, inputs = rng.random() < 0.4, rng.random() < 0.15, rng.random() < 0.3
     for number in range(rng.choice((3, 4, 6, 9))):
         lines = []
-        for _ in range(rng.choice((1, 1, 1, 2)) if number and changes else 0):
+        for _ in range(rng.choice((1, 1, 1, 1 if shared else 2)) if number and changes else 0):
             if made and rng.random() < 0.3:
                 change = rng.choice(made)
             else:

@@ -107,7 +107,7 @@ TENSOR_KINDS: tuple[Kind, ...] = (
     patched("Tensor method", "torch.Tensor", "tanh", "x.tanh()", "lambda self: self * 5", "torch.Tensor.exp"),
     patched("Tensor operator", "torch.Tensor", "__matmul__", "x @ x.t()", "lambda self, other: self.sum() * other"),
     patched("Tensor property", "torch.Tensor", "stale_size", "x.stale_size", "property(lambda self: self.shape[0])", "5"),
-    patched("forward of Linear", "torch.nn.Linear", "forward", "torch.nn.Linear(3, 3, device='cpu')(x).shape", "lambda self, x: x[:1]", "lambda self, x: x.flatten()"),
+    patched("forward of Linear", "torch.nn.Linear", "forward", "torch.nn.Linear(3, 3, device='cpu')(x) * 0", "lambda self, x: x[:1]", "lambda self, x: x.flatten()"),
     patched("call of nn.Module", "torch.nn.Module", "__call__", "torch.nn.ReLU()(x)", "lambda self, *a: a[0] * 3"),
     patched("getattr of nn.Module", "torch.nn.Module", "__getattr__", "torch.nn.Sequential(torch.nn.ReLU())[0](x)", "lambda self, name: torch.nn.Tanh()"),
     # settings
@@ -116,7 +116,7 @@ TENSOR_KINDS: tuple[Kind, ...] = (
         ("default dtype of numbers", "(x.sum() / 3, torch.tensor([1.5]) * x, torch.arange(3) / 2, torch.full((2,), 1.5))", ("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)", "torch.set_default_dtype(torch.float16)"), "torch.set_default_dtype(torch.float32)"),
         ("autocast of modules", "(torch.nn.functional.linear(x.to(f32), torch.ones(2, 3)), x.to(f32) @ x.to(f32).t(), x.exp())", ("torch.set_autocast_enabled('cpu', True)", "torch.set_autocast_enabled('cpu', False)", "torch.set_autocast_dtype('cpu', torch.float16)", "torch.set_autocast_dtype('cpu', torch.bfloat16)"),
          "torch.set_autocast_enabled('cpu', False); torch.set_autocast_dtype('cpu', torch.bfloat16); torch.clear_autocast_cache()"),
-        ("deterministic algorithms", "(torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), x.cumsum(0), torch.empty(3).isnan())", ("torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", "torch.use_deterministic_algorithms(True, warn_only=True)"), "torch.use_deterministic_algorithms(False)"),
+        ("deterministic algorithms", "(torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), x.cumsum(0))", ("torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", "torch.use_deterministic_algorithms(True, warn_only=True)"), "torch.use_deterministic_algorithms(False)"),
         ("gradients under modes", "(x * 2, x.detach().requires_grad_().exp())", ("torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)", "enter_inference()", "leave_modes()"), "leave_modes(); torch.set_grad_enabled(True)"),
         ("multithreading of backward", "x * x", ("torch.autograd.set_multithreading_enabled(False)", "torch.autograd.set_multithreading_enabled(True)"), "torch.autograd.set_multithreading_enabled(True)"),
         ("fast path of attention", "torch.nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0, batch_first=True, device='cpu').eval()(x.new_ones(1, 2, 4).to(f32)).shape", ("torch.backends.mha.set_fastpath_enabled(False)", "torch.backends.mha.set_fastpath_enabled(True)"), "torch.backends.mha.set_fastpath_enabled(True)"),

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.fx
 
+from fusewright import _native
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import differentiable
 from fusewright.autograd.halves import Graphs, Group, Halves, Reach
@@ -66,6 +68,8 @@ def compile_joint(
         again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
     in_parts = _parts(halves.backward, compile_half)
     run_forward = compile_half(halves.forward, "forward")
+    if not isinstance(run_forward, _native.Plan):
+        run_forward = _without_views(run_forward, backward.outputs)
     groups = _groups(joint, halves, backward, bool(in_parts))
     compiled_groups = []
     for index, (group, part) in enumerate(groups):
@@ -88,6 +92,24 @@ def compile_joint(
     )
     kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
     return differentiable(compiled, backward, tuple(kind if isinstance(kind, Expr) else None for kind in kinds))
+
+
+def _without_views(forward: Callable[..., Any], outputs: int) -> Callable[..., Any]:
+    """`forward`, whose outputs are no views of its temporaries: the program may write to them, which autograd refuses
+    for views that a function of its own has made."""
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        results = forward(*inputs)
+        return (*map(_no_view, results[:outputs]), *results[outputs:])
+
+    return run
+
+
+def _no_view(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value._is_view() or value.is_conj() or value.is_neg():
+        return value
+    made = torch.empty(0, dtype=value.dtype, device=value.device)
+    return made.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
 
 
 def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -> list[tuple[Group, torch.fx.Graph]]:

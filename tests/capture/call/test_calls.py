@@ -274,3 +274,33 @@ def test_scripted_functions_are_captured_and_traced_ones_break() -> None:
     torch.testing.assert_close(compiled(x), scripted(x, 3) + scripted(x.cos(), 2))
     traced = torch.jit.trace(lambda x: x * 2, x)
     torch.testing.assert_close(fusewright.compile(lambda x: traced(x.cos()) + 1)(x), traced(x.cos()) + 1)
+
+
+SORTS: dict[str, Callable[[list[Any]], Any]] = {
+    "reads the list": lambda values: [values.sort(key=lambda value: seen(len(values), value)), values],
+    "changes the list": lambda values: values.sort(key=lambda value: values.append(value) or value),
+    "raises": lambda values: values.sort(key=lambda value: 6 // (value - 2)),
+    "compares": lambda values: values.sort(key=functools.cmp_to_key(lambda a, b: b - a + len(values))),
+    "backwards": lambda values: [values.sort(key=lambda value: -value, reverse=True), values],
+}
+SEEN: list[int] = []
+
+
+def seen(length: int, value: Any) -> Any:
+    SEEN.append(length)
+    return value
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("name", SORTS)
+def test_a_list_is_empty_while_it_is_sorted(name: str, backend: str) -> None:
+    found = []
+    for function in (SORTS[name], fusewright.compile(SORTS[name], backend=backend)):
+        values = [3, 1, 2]
+        SEEN.clear()
+        try:
+            result = repr(function(values))
+        except (ValueError, ZeroDivisionError) as error:
+            result = repr(error)
+        found.append((result, list(values), list(SEEN)))
+    assert found[0] == found[1]

@@ -466,7 +466,14 @@ def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
 def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> None:
     if type(owner) not in PLAIN and not isinstance(owner, list):
         return native(fn, *args, **kwargs)
-    owner[:] = ordering.sort(tracer, list(owner), kwargs)
+    elements = list(owner)
+    owner[:] = []  # what a key or a comparison sees of the list
+    try:
+        elements = ordering.sort(tracer, elements, kwargs)
+        if owner:
+            raise UserException(ValueError("list modified during sort"))
+    finally:
+        owner[:] = elements
     return None
 
 

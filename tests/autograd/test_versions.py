@@ -1,0 +1,102 @@
+"""What is written to between a forward and its backward: eager's gradient, eager's error, or a difference that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+
+KEPT = "the argument is kept where eager keeps what it has computed of it: an error, never a wrong gradient"
+AGAIN = "what eager keeps is computed again, or kept apart: the gradient of the result that was computed"
+
+
+def within(write: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> None:
+        with torch.no_grad():
+            write(*args)
+
+    return run
+
+
+def then(value: Any, write: Any) -> Any:
+    return value
+
+
+# name: (program of x and y, leaves, and b; what is written to, given (x, y, b, the results); why it may differ)
+ROWS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "a factor": (lambda x, y, b: x * y, within(lambda x, y, b, r: x.add_(1)), ""),
+    "a buffer": (lambda x, y, b: x * b, lambda x, y, b, r: b.add_(1), ""),
+    "a buffer that is not needed": (lambda x, y, b: x + b, lambda x, y, b, r: b.add_(1), ""),
+    "a buffer's data": (lambda x, y, b: x * b, lambda x, y, b, r: b.data.add_(1), ""),
+    "another part of a buffer": (lambda x, y, b: x[:2] * b[:2], lambda x, y, b, r: b[2:].add_(1), ""),
+    "a power": (lambda x, y, b: x**3, within(lambda x, y, b, r: x.add_(1)), ""),
+    "a product": (lambda x, y, b: x @ y, within(lambda x, y, b, r: y.add_(1)), ""),
+    "a quotient": (lambda x, y, b: x / b, lambda x, y, b, r: b.add_(1), ""),
+    "a result that is not needed": (lambda x, y, b: x.sin(), lambda x, y, b, r: r.add_(1), ""),
+    "another result": (lambda x, y, b: (x.exp(), x.sin()), lambda x, y, b, r: r[1].mul_(2), ""),
+    "a view of another result": (lambda x, y, b: (x.sin() + 1, x.sin()[:2]), lambda x, y, b, r: r[1].mul_(2), ""),
+    "a part of what is needed": (lambda x, y, b: x * b[0], lambda x, y, b, r: b[0].add_(1), ""),
+    "inside, what is needed": (lambda x, y, b: (lambda t: then(t * x, t.add_(1)))(b * 1), lambda *a: None, ""),
+    "inside, a result": (lambda x, y, b: (lambda t: then(t.sin(), t.add_(1)))(x * 2), lambda *a: None, ""),
+    "inside, an argument": (lambda x, y, b: then(x * b, b.add_(1)), lambda *a: None, ""),
+    "a needed result": (lambda x, y, b: x.exp(), lambda x, y, b, r: r.add_(1), AGAIN),
+    "a needed result's data": (lambda x, y, b: x.exp(), lambda x, y, b, r: r.data.add_(1), AGAIN),
+    "a needed second result": (lambda x, y, b: (x.exp() * 2, x.relu()), lambda x, y, b, r: r[1].mul_(2), AGAIN),
+    "relu": (lambda x, y, b: (x * 2).relu_(), lambda x, y, b, r: r.detach().mul_(2), AGAIN),
+    "a condition's argument": (lambda x, y, b: torch.where(b > 1, x, y), lambda x, y, b, r: b.add_(1), KEPT),
+    "an argument that was copied": (lambda x, y, b: x * b.clone(), lambda x, y, b, r: b.add_(1), KEPT),
+}
+
+
+def gradients(function: Callable[..., Any], write: Callable[..., Any]) -> list[torch.Tensor | None] | type[Exception]:
+    x, y = (torch.arange(1.0 + n, 4.0 + n, requires_grad=True) for n in (0, 1))
+    b = torch.full((3,), 2.0)
+    try:
+        results = function(x, y, b)
+        write(x, y, b, results)
+        (results[0] if isinstance(results, tuple) else results).sum().backward()
+    except RuntimeError as error:
+        return type(error)
+    return [x.grad, y.grad]
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", ROWS)
+def test_as_eager_or_as_meant(name: str, backend: str) -> None:
+    function, write, meant = ROWS[name]
+    allowed = [gradients(function, write)]
+    if meant == KEPT:
+        allowed.append(RuntimeError)
+    if meant == AGAIN:
+        allowed.append(gradients(function, lambda *args: None))
+    found = gradients(fusewright.compile(function, backend=backend), write)
+    assert any(same(found, one) for one in allowed), f"{found}, allowed {allowed}"
+
+
+def same(one: object, other: object) -> bool:
+    if not isinstance(one, list) or not isinstance(other, list):
+        return one is other
+    pairs = zip(one, other, strict=True)
+    return all(a is b is None or (a is not None and b is not None and torch.allclose(a, b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_a_write_changes_the_version(backend: str) -> None:
+    """By how much is eager's business: a call counts as one write."""
+    for function in (
+        lambda b: b.add_(1),
+        lambda b: b.add_(1).mul_(2),
+        lambda b: b[:1].add_(1),
+        lambda b: b.detach().add_(1),
+        lambda b: torch.add(b, 1, out=b),
+    ):
+        compiled = fusewright.compile(function, backend=backend)
+        for _ in range(3):
+            b = torch.ones(3)
+            before = b._version
+            compiled(b)
+            assert b._version > before
