@@ -183,6 +183,11 @@ BREAKS: dict[str, tuple[str, str]] = {
         "anomaly detection",
         "nothing: such calls run eagerly, so that the transform or mode sees every operator",
     ),
+    "compile-cost": (
+        "compiling the function's versions, and the parts behind its breaks, has cost more than they can have saved",
+        "mend the break that is named, or leave the function out with fusewright.disable; "
+        "options={'cost_limit': ...} allows more",
+    ),
     "training-eager": (
         "gradients are wanted for this call, and the backend has no backward for the graph",
         "call it under torch.no_grad() or torch.inference_mode() for inference",
