@@ -83,7 +83,9 @@ _native.hook_set_policy(policy)
 forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
-TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
+TRANSIENT_SKIPS = frozenset(
+    {"evaluator-replaced", "exception-escapes", "transform-active", "uninitialised-parameter"}
+)
 """Reasons to run one call eagerly that say nothing about the next one."""
 
 IDLE_VERSIONS = 3

@@ -174,6 +174,10 @@ BREAKS: dict[str, tuple[str, str]] = {
     "outside-exception": ("an exception made outside is raised or examined", _MOVE_OUT),
     "recursion": ("Python's recursion limit was met", "turn deep recursion into a loop"),
     "size-out-of-range": ("a size is outside the range that it was marked with", "mark it with a range that holds it"),
+    "uninitialised-parameter": (
+        "a lazy module has not seen its first input",
+        "nothing: that call runs eagerly and makes its parameters, and the next one is compiled",
+    ),
     "unsupported-instruction": (
         "a bytecode instruction that is not interpreted",
         "rewrite the statement that the report names",

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.base.events import STREAM, Broken, Compiled, Event, Skipped
 from tests.capture.call import gradient_programs, hook_programs, python_programs, torch_programs
 from tests.capture.call.comparing import same
 
@@ -27,8 +28,7 @@ OPEN = frozenset(
     catch_warnings_read catch_warnings_record data_ptr_as_number data_store_of_another_type
     dict_iterator_argument enumerate_argument fork_rng generator_argument
     generator_given inference_inside_then_grad
-    iterator_argument lazy_module
-    lazy_modules lru_cache_of_tensor np_order_statistics
+    iterator_argument lazy_modules lru_cache_of_tensor np_order_statistics
     np_writes random_branch random_choice random_range_of_nothing
     register_hook_then_write rng_state seeded
     thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
@@ -98,6 +98,20 @@ def test_equals_eager(name: str, backend: str) -> None:
         fusewright.reset()
     compiled = fusewright.compile(function, backend=backend, fullgraph=whole, options=options)
     same(seen(compiled, make, around), expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_lazy_module_is_compiled_once_it_has_parameters(backend: str) -> None:
+    fusewright.reset()
+    torch.manual_seed(0)
+    module, x = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.ReLU()), torch.ones(2, 3)
+    events: list[Event] = []
+    with STREAM.listening(events.append):
+        compiled = fusewright.compile(module, backend=backend, fullgraph=True)
+        results = [compiled(x) for _ in range(3)]
+    same(results[1:], [module(x)] * 2)
+    told = [one for one in events if isinstance(one, (Broken, Skipped, Compiled))]
+    assert [type(one) for one in told] == [Skipped, Compiled]
 
 
 def test_the_programs_of_all_files_are_run() -> None:
