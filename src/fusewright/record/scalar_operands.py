@@ -218,14 +218,23 @@ def _clamp_high(call: _Call) -> Any:
     return call.run(aten.minimum.default, value, call.number(call[1], value, exact=True))
 
 
+def _is_checked(dtype: torch.dtype) -> bool:
+    """Whether eager makes an error of a number that this dtype cannot hold."""
+    return not dtype.is_complex and dtype not in (torch.bool, torch.float32, torch.float64, torch.bfloat16)
+
+
 def _filled(call: _Call) -> Any:
     like = call[0]
+    if _is_checked(like.dtype):
+        return NotImplemented
     node = node_of(call[1])
     assert node is not None
     return call.run(aten.expand.default, call.convert(node.operand(), like.dtype), list(like.shape))
 
 
 def _masked(call: _Call) -> Any:
+    if _is_checked(call[0].dtype):
+        return NotImplemented
     node = node_of(call[2])
     assert node is not None
     return call.run(aten.where.self, call[1], call.convert(node.operand(), call[0].dtype), call[0])
@@ -235,6 +244,8 @@ def _full(call: _Call) -> Any:
     node = node_of(call[1])
     assert node is not None
     dtype = call.kwargs.get("dtype") or torch.get_default_dtype()
+    if _is_checked(dtype):
+        return NotImplemented
     device = call.kwargs.get("device") or torch.device("cpu")
     value = call.run(aten._to_copy.default, node.operand(), dtype=dtype, device=device)
     return call.run(
@@ -243,6 +254,8 @@ def _full(call: _Call) -> Any:
 
 
 def _full_like(call: _Call) -> Any:
+    if _is_checked(call.kwargs.get("dtype") or call[0].dtype):
+        return NotImplemented
     node = node_of(call[1])
     assert node is not None
     options = {name: value for name, value in call.kwargs.items() if value is not None}
@@ -303,14 +316,15 @@ def _functional(func: OpOverload) -> OpOverload | None:
 def record(recorder: Recorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Records `func` on arguments among which are run-time floats."""
     row = _ROWS.get(func)
-    if row is not None:
-        return row(_Call(recorder, func, args, kwargs))
+    if row is not None and (found := row(_Call(recorder, func, args, kwargs))) is not NotImplemented:
+        return found
     functional = _functional(func)
     row = _ROWS.get(functional) if functional is not None else None
     if row is not None and torch.result_type(args[0], 1.0) == args[0].dtype:
         assert functional is not None
         result = row(_Call(recorder, functional, args, kwargs))
-        return recorder.dispatch(aten.copy_.default, (args[0], result), {})
+        if result is not NotImplemented:
+            return recorder.dispatch(aten.copy_.default, (args[0], result), {})
     plain_args = tuple(_present(value) for value in args)
     return recorder.dispatch(func, plain_args, {name: _present(value) for name, value in kwargs.items()})
 

@@ -228,7 +228,7 @@ class Repeats:
         effects = world.effects
         if effects.slots or effects.cells or world.unread or any(world.tensor_attributes.values()):
             raise Refused
-        if world.uses_arrays or recorder.has_floats or tracer.is_handling():
+        if world.uses_arrays or world.generators or recorder.has_floats or tracer.is_handling():
             raise Refused
         state = context.snapshot(world.settings_changed)
         if state.function_modes or torch._C._functorch.peek_interpreter_stack() is not None:
@@ -256,6 +256,7 @@ class Repeats:
                 recorder.user_code,
                 recorder.freed,
                 len(recorder.read_sizes),
+                0 if recorder.speculation is None else recorder.speculation.count,
                 len(tracer.branches.joined),
                 None if env is None else (len(env.symbols), len(env.unbacked)),
             ),

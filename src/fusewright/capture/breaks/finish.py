@@ -28,7 +28,7 @@ from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object
-from fusewright.capture.guards.sources import Constant, Item, Local, Source
+from fusewright.capture.guards.sources import Computed, Constant, Item, Local, Source
 from fusewright.capture.interpret.continuation import RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
 from fusewright.operators.schema import facts
@@ -312,6 +312,8 @@ class Code:
         while source is not None:
             if isinstance(source, Constant):
                 self.constants[source.name] = source.obj
+            elif isinstance(source, Computed):
+                self.constants[source.name] = source.function
             elif isinstance(source, Item) and (name := source.key_name()) is not None:
                 self.constants[name] = source.key
             source = getattr(source, "base", None)

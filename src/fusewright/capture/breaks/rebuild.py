@@ -14,6 +14,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -437,6 +438,23 @@ def _build_handle(code: Code, value: RemovableHandle) -> str:
     return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
 
 
+def _build_reference(code: Code, value: weakref.ref[Any]) -> str:
+    found = value()
+    if found is None:
+        raise GraphBreak("cannot-rebuild", "a weak reference to what is gone")
+    return code.start(value, f"{code.bind('ref', weakref.ref)}({code.temporary(code.expression(found))})")
+
+
+def _build_random_generator(code: Code, value: torch.Generator) -> str:
+    made = code.start(value, f"{code.bind('Generator', torch.Generator)}()")
+    known = code.world.generators.get(id(value))
+    if known is None:
+        raise GraphBreak("cannot-rebuild", "a copy of a random generator")
+    owned = code.world.recorder_owns(known[1])
+    code.lines.append(f"{made}.set_state({code.expression(known[1]) if owned else code.bind('state', known[1])})")
+    return made
+
+
 def _refuse_node(code: Code, value: GradientNode) -> str:
     raise GraphBreak("tensor-address", "an autograd node leaves the compiled function")
 
@@ -488,6 +506,8 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     AbsentTraceback: _build_traceback,
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     RemovableHandle: _build_handle,
+    torch.Generator: _build_random_generator,
+    weakref.ref: _build_reference,
     Address: _build_of_memory,
     GradientNode: _refuse_node,
     Storage: _build_of_memory,

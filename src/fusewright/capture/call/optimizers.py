@@ -80,12 +80,10 @@ def number_of(tracer: Tracer, tensor: torch.Tensor) -> Any:
     return float_of_tensor(tracer.recorder, tensor)
 
 
-def reads_numbers(tracer: Tracer) -> bool:
-    """Whether a number that is read from a tensor is recorded: the program is compiled so, or PyTorch's own optimizers
-    ask, which compute with what they read, and choose by it."""
+def asks(tracer: Tracer) -> bool:
+    """Whether PyTorch's own optimizers read a tensor: they compute with the number, and choose by it."""
     frame = tracer.frame
-    module = "" if frame is None else frame.function.__globals__.get("__name__", "")
-    return tracer.recorder.data_numbers or module.startswith("torch.optim.")
+    return frame is not None and frame.function.__globals__.get("__name__", "").startswith("torch.optim.")
 
 
 def _no_annotation(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:

@@ -67,7 +67,6 @@ _REFUSED_MODULES = {
     "torch._functorch.vmap": "functorch-transform",
     "torch.func": "functorch-transform",
     "torch.distributed.distributed_c10d": "distributed-call",
-    "torch.random": "random-state",
     "torch.cuda.random": "random-state",
     "torch.multiprocessing": "untraceable-call",
     "torch._dynamo.decorators": "untraceable-call",
@@ -201,7 +200,8 @@ _ANSWERS = frozenset({
     "is_scripting",
     "is_autocast_available", "_is_autocast_available", "_cuda_isInBadFork", "_cuda_getDeviceCount", "_cuda_isBuilt",
     "_has_mkldnn",
-    "_get_privateuse1_backend_name", "_mps_is_available", "_is_key_in_tls", "_are_functorch_transforms_active",
+    "_get_privateuse1_backend_name", "_accelerator_getAccelerator",
+    "_mps_is_available", "_is_key_in_tls", "_are_functorch_transforms_active",
 })  # fmt: skip
 
 # C functions that answer from other settings: a guard asks them again.

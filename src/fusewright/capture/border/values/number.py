@@ -41,6 +41,12 @@ def _may_change(world: World, kind: type) -> bool:
     )
 
 
+def may_vary(world: World, real: int) -> bool:
+    """Whether an int that has changed becomes a symbol. At torch level 0 and 1 do too: nothing there shows that the
+    graph of a larger one serves them."""
+    return (SMALLEST if world.recorder.level == "aten" else 0) <= real <= LARGEST
+
+
 def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) -> bool:
     """Whether this place has held tuples of other numbers; what the elements were is noted for each of them."""
     if not any(_may_change(world, type(element)) for element in real):
@@ -88,7 +94,9 @@ def load_float(world: World, real: float, source: Source) -> object:
     if known is not None:
         return known[0]
     origin = OutsideFloat(source, real)
-    tensor = world.recorder.float_input(real, f"number_{len(world.numbers)}")
+    world.recorder.has_floats = True
+    held = torch.tensor(real, dtype=torch.float64, device="cpu")
+    tensor = world.recorder.input(held, f"number_{len(world.numbers)}")
     world.input_sources.append(NumberTensor(source))
     value = float_of_input(world.recorder, tensor, origin)
     world.numbers[source] = (value, origin)

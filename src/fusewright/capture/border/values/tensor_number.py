@@ -22,7 +22,7 @@ from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Source
 from fusewright.graph.known_values import known_value
 from fusewright.operators.schema import argument, facts
-from fusewright.sizes.symfloat import PYTHON_FORMS
+from fusewright.sizes.float_operators import PYTHON_FORMS
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
