@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,20 @@ def skipped(options: dict[str, Any]) -> list[str]:
         return x + total
 
     return [event.report.code for event in heard(options, loop, torch.ones(3)) if isinstance(event, events.Skipped)]
+
+
+def dear(options: dict[str, Any]) -> list[str]:
+    def times(x: torch.Tensor) -> torch.Tensor:
+        for word in map("a".__mul__, range(12)):
+            x = x * len(word)
+            fusewright.graph_break()
+            x = x + 1
+        return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = heard(options, times, torch.ones(3))
+    return [event.report.code for event in found if isinstance(event, events.Skipped)]
 
 
 def slow(options: dict[str, Any]) -> list[str]:
@@ -270,6 +285,7 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
     "stop_after_rewrites": (lambda seeing: rewrites, 0),
     "instruction_limit": (lambda seeing: skipped, 500),
     "compile_seconds": (lambda seeing: slow, 1e-6),
+    "cost_limit": (lambda seeing: dear, 1),
     "arena_limit_mib": (lambda seeing: kept_bytes, 1),
 }
 """How an option is seen, and a value of it beside its default."""

@@ -74,6 +74,7 @@ from fusewright.capture.guards import Guard, build_program, guard_text, recompil
 from fusewright.capture.guards.sources import Item, Source
 from fusewright.capture.interpret.speculation import MARK, TAKEN
 from fusewright.capture.settings import CaptureOptions, History
+from fusewright.compile_cost import Costs
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
 from fusewright.process import PROCESS, FunctionState, HandlersHeard, call_with_locals, function_name
@@ -84,7 +85,9 @@ forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 _get_eval_frame = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
-TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
+TRANSIENT_SKIPS = frozenset(
+    {"evaluator-replaced", "exception-escapes", "transform-active", "uninitialised-parameter"}
+)
 """Reasons to run one call eagerly that say nothing about the next one."""
 
 IDLE_VERSIONS = 3
@@ -142,6 +145,7 @@ class Compiler:
         PROCESS.compilers.add(self)
         self.history = History()
         self.deadline = Deadline(settings["compile_seconds"])
+        self.costs = Costs(max(settings["cost_limit"], settings.recompile_limit) if settings["cost_limit"] else 0)
         options = CaptureOptions(
             fullgraph=settings.fullgraph,
             level="aten",
@@ -259,6 +263,11 @@ class Compiler:
                 )
             )
             return None
+        cost = self.costs.refusal(function.__code__)
+        if cost is not None and now != "fail_on_recompile":
+            if cost:
+                self._too_dear(name, cost)
+            return None
         if full:
             self._limit_reached(state, name, blame, quiet=in_loop(function.__code__))
             return None
@@ -283,6 +292,15 @@ class Compiler:
         if made is not None:
             compiled.append(made)  # before the lock is free: who waits for it finds the entry
         return made
+
+    def _too_dear(self, name: str, cost: str) -> None:
+        """The event and the warning that a function is compiled no further."""
+        self.notify(Skipped(name, describe_break("compile-cost", cost, ())))
+        warn(
+            f"{name} runs eagerly for new cases from now on: {cost}. Mend that break (see fusewright.explain), or "
+            "leave the function out with fusewright.disable. options={'cost_limit': ...} allows more.",
+            RecompileLimitWarning,
+        )
 
     def _limit_reached(
         self, state: FunctionState, name: str, blame: list[tuple[Guard | None, str]], quiet: bool
@@ -309,6 +327,7 @@ class Compiler:
     ) -> Any:
         started = time.perf_counter()
         self.deadline.start()
+        captured: list[CapturedFrame] = []
 
         def capture(several: bool) -> CapturedFrame:
             state.stage = "capture"
@@ -317,6 +336,7 @@ class Compiler:
         def announce(frame: CapturedFrame) -> None:
             state.stage = "compile"
             state.works |= frame.op_count > 0 or bool(frame.breaks)
+            captured.append(frame)
             self._announce(name, frame, time.perf_counter() - started)
 
         def compile_(frame: CapturedFrame) -> Any:
@@ -337,6 +357,9 @@ class Compiler:
             report = describe_break(signal.code, signal.detail, signal.stack)
             self.notify(Broken(name, report))
             raise GraphBreakError(f"fullgraph=True, but {name} has a graph break.\n{report}", signal.code) from None
+        if captured:
+            cost = self.costs.of(function.__code__)
+            cost.note(compiled, served.entry, captured[-1], time.perf_counter() - started)
         if served.reused:
             self.notify(Reused(name, served.proof))
         if served.proof and served.entry.graph is not None:

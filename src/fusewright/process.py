@@ -77,6 +77,7 @@ class Process:
                 compiled.clear()
             for compiler in list(self.compilers):
                 compiler.frames.clear()
+                compiler.costs.clear()
             _native.hook_reset()
             self.states.clear()
             self.groups.clear()

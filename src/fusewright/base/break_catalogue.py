@@ -179,6 +179,10 @@ BREAKS: dict[str, tuple[str, str]] = {
     "outside-exception": ("an exception made outside is raised or examined", _MOVE_OUT),
     "recursion": ("Python's recursion limit was met", "turn deep recursion into a loop"),
     "size-out-of-range": ("a size is outside the range that it was marked with", "mark it with a range that holds it"),
+    "uninitialised-parameter": (
+        "a lazy module has not seen its first input",
+        "nothing: that call runs eagerly and makes its parameters, and the next one is compiled",
+    ),
     "unsupported-instruction": (
         "a bytecode instruction that is not interpreted",
         "rewrite the statement that the report names",
@@ -187,6 +191,11 @@ BREAKS: dict[str, tuple[str, str]] = {
         "the call is made inside vmap, grad, jvp, forward-mode differentiation, a tracer, a mode of the user or "
         "anomaly detection",
         "nothing: such calls run eagerly, so that the transform or mode sees every operator",
+    ),
+    "compile-cost": (
+        "compiling the function's versions, and the parts behind its breaks, has cost more than they can have saved",
+        "mend the break that is named, or leave the function out with fusewright.disable; "
+        "options={'cost_limit': ...} allows more",
     ),
     "training-eager": (
         "gradients are wanted for this call, and the backend has no backward for the graph",

@@ -174,6 +174,12 @@ OPTIONS: dict[str, Option] = {
         "runs eagerly for good. It is looked at between steps: code generation of one graph is one of them",
         (0.0, math.inf),
     ),
+    "cost_limit": Option(
+        int,
+        64,
+        "compiles of one function, its versions and the parts behind its breaks taken together, after which they must "
+        "have saved by their calls what they cost; else new cases run eagerly (0: never asked)",
+    ),
     "arena_limit_mib": Option(
         int, 4096, "temporary memory kept between calls, in MiB; larger needs are freed after each call"
     ),
@@ -201,6 +207,7 @@ CAPTURE_OPTIONS = frozenset(
         "capture_scalar_outputs",
         "speculate",
         "compile_seconds",
+        "cost_limit",
         "instruction_limit",
         "background",
         "trace.enabled",

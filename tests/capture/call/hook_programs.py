@@ -249,6 +249,39 @@ def subclass_made_to_require(x):
     return torch.Tensor._make_subclass(nn.Parameter, x + 1, True), torch.Tensor._make_subclass(torch.Tensor, x, True)
 
 
+# Lazy modules and settings that change nothing.
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.LazyLinear(4), nn.LazyBatchNorm1d()
+
+    def forward(self, x):
+        return self.b(self.a(x)).shape
+
+
+@program(lambda: (Lazy(), torch.ones(2, 3)))
+def lazy_called_twice(m, x):
+    return m(x), m(x)
+
+
+@program(trained)
+def anomaly_as_before(x):
+    with torch.autograd.set_detect_anomaly(False):
+        return (x * x).sum()
+
+
+@torch._dynamo.patch_dynamo_config(verbose=True)
+def patched(x):
+    return x * 2
+
+
+@program(plain)
+def patched_function(x):
+    return patched(x)
+
+
 # Optimizers that choose by what a tensor holds.
 
 for kind, options in (

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.base.events import STREAM, Broken, Compiled, Event, Skipped
 from tests.capture.call import (
     gradient_programs,
     hook_programs,
@@ -34,7 +35,7 @@ CALLS = 3
 OPEN = frozenset(
     """
     data_ptr_as_number data_store_of_another_type generator_argument inference_inside_then_grad
-    iterator_over_a_list_that_grows lazy_module lazy_modules map_argument random_many_ways
+    iterator_over_a_list_that_grows map_argument random_many_ways
     register_hook_then_write thread_lock time_time warning_of_pytorch_recorded warnings_recorded_once
     """.split()
 )
@@ -115,6 +116,20 @@ def test_equals_eager(name: str, backend: str) -> None:
         fusewright.reset()
     compiled = fusewright.compile(function, backend=backend, fullgraph=whole, options=options)
     same(seen(compiled, make, around), expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_lazy_module_is_compiled_once_it_has_parameters(backend: str) -> None:
+    fusewright.reset()
+    torch.manual_seed(0)
+    module, x = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.ReLU()), torch.ones(2, 3)
+    events: list[Event] = []
+    with STREAM.listening(events.append):
+        compiled = fusewright.compile(module, backend=backend, fullgraph=True)
+        results = [compiled(x) for _ in range(3)]
+    same(results[1:], [module(x)] * 2)
+    told = [one for one in events if isinstance(one, (Broken, Skipped, Compiled))]
+    assert [type(one) for one in told] == [Skipped, Compiled]
 
 
 def test_the_programs_of_all_files_are_run() -> None:

@@ -466,7 +466,18 @@ def _message_of_forbidding(tracer: Tracer, args: Args, kwargs: Kwargs) -> str | 
     return message  # type: ignore[no-any-return]
 
 
+def _set_anomaly(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """torch._C.set_anomaly_enabled where everything stays as it is."""
+    questions = (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
+    for wanted, ask in zip((*args, *kwargs.values()), questions):
+        answer = native(ask)
+        tracer.world.guard_answer(ask, (), answer)
+        if answer != wanted:
+            raise GraphBreak("autograd-call", "anomaly detection is turned on or off")
+
+
 ROWS: list[tuple[Any, Row]] = [
+    (torch._C.set_anomaly_enabled, _set_anomaly),
     (torch._C._autograd._push_saved_tensors_default_hooks, _see_saved),
     (torch._C._autograd._pop_saved_tensors_default_hooks, lambda tracer, args, kwargs: _close(tracer, _SeesSaved)),
     (torch._C._autograd._saved_tensors_hooks_disable, _forbid_saved),

@@ -475,6 +475,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     # Settings of torch.compile say nothing about what a program computes.
     ("torch._dynamo.decorators", "error_on_graph_break"): _nothing,
     ("torch._dynamo.decorators", "patch_dynamo_config"): _nothing,
+    ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__enter__"): _always(None),
+    ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__exit__"): _always(None),
     ("torch._dynamo.eval_frame", "OptimizedModule.__call__"): _call_optimized_module,
     ("torch._dynamo.eval_frame", "OptimizedModule.__getattr__"): _interpreted(
         lambda module: module.OptimizedModule.__getattr__, "torch._dynamo.eval_frame"

@@ -52,6 +52,8 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
         raise SkipFrame(
             "transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp)"
         )
+    if isinstance(real, torch.nn.parameter.UninitializedTensorMixin):  # type: ignore[attr-defined]
+        raise SkipFrame("uninitialised-parameter", source.text())
     if is_wrapper(real):
         return load_wrapper(world, real, source)
     original, kind = real, type(real)
