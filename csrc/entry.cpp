@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "guards.h"
+#include "interruptions.h"
 #include "modes.h"
 #include "stack.h"
 #include "stance.h"
@@ -24,7 +25,7 @@ namespace {
 using namespace fw;
 
 PyObject *fallback_error = nullptr;  // fusewright.base.errors.RuntimeFallback
-PyObject *fell_back = nullptr;       // callable(function, exception or None): a compiled call is about to be repeated eagerly
+PyObject *fell_back = nullptr;       // callable(function, exception or None, entry or None): a compiled call is about to be repeated eagerly
 PyObject *left_alone = nullptr;      // callable(function): a call runs eagerly in a mode that compiled code is not made for
 // --- Entry ------------------------------------------------------------------------------------------------------------------------------
 
@@ -78,6 +79,7 @@ PyMemberDef entry_members[] = {
     {"graph", T_OBJECT_EX, offsetof(Entry, graph), READONLY, "A Plan, a callable over the graph's inputs that returns a tuple or list, or None."},
     {"finish", T_OBJECT_EX, offsetof(Entry, finish), READONLY, "finish(outputs, function, *locals), or None: the single output is the result."},
     {"tag", T_OBJECT_EX, offsetof(Entry, tag), 0, "Whatever the driver wants to remember of this entry."},
+    {"retired", T_BOOL, offsetof(Entry, retired), 0, "Whether no call is given to it any more."},
     {"calls", T_ULONGLONG, offsetof(Entry, calls), 0, "How often the entry's guards have passed."},
     {nullptr, 0, 0, 0, nullptr},
 };
@@ -136,10 +138,10 @@ PyObject *call_finish(PyObject *finish, PyObject *outputs, PyObject *function, P
 }
 
 // Says that a compiled call is about to be repeated eagerly. False when saying so raised.
-bool tell_fallback(PyObject *function, PyObject *error) {
+bool tell_fallback(PyObject *function, PyObject *error, PyObject *entry) {
     if (fell_back == nullptr) return true;
-    PyObject *arguments[] = {function, error == nullptr ? Py_None : error};
-    PyObject *answer = PyObject_Vectorcall(fell_back, arguments, 2, nullptr);
+    PyObject *arguments[] = {function, error == nullptr ? Py_None : error, entry};
+    PyObject *answer = PyObject_Vectorcall(fell_back, arguments, 3, nullptr);
     Py_XDECREF(answer);
     return answer != nullptr || fw_no_room();
 }
@@ -161,7 +163,7 @@ int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *fu
             PyObject *type, *error, *traceback;
             PyErr_Fetch(&type, &error, &traceback);
             PyErr_NormalizeException(&type, &error, &traceback);
-            bool told = tell_fallback(function, error);
+            bool told = tell_fallback(function, error, reinterpret_cast<PyObject *>(entry));
             Py_XDECREF(type);
             Py_XDECREF(error);
             Py_XDECREF(traceback);
@@ -189,7 +191,7 @@ void move_forward(std::vector<Entry *> &entries, size_t i) {
 int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
     for (size_t i = 0; i < self->entries->size(); i++) {
         Entry *entry = (*self->entries)[i];
-        if (entry->program == nullptr) continue;  // never initialised, or cleared by the garbage collector
+        if (entry->program == nullptr || entry->retired) continue;  // never initialised, or cleared by the garbage collector
         PyObject *small[kStackArguments];
         std::vector<PyObject *> large;
         PyObject **inputs = small;
@@ -199,7 +201,13 @@ int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, P
             inputs = large.data();
         }
         Held alive(Py_NewRef(reinterpret_cast<PyObject *>(entry)));
-        if (fw::guard_program_check(entry->program, locals, n, function, inputs)) {
+        bool passes = fw::guard_program_check(entry->program, locals, n, function, inputs);
+        if (fw::interrupted()) {
+            for (Py_ssize_t k = 0; passes && k < n_inputs; k++) Py_DECREF(inputs[k]);
+            *result = nullptr;
+            return 1;
+        }
+        if (passes) {
             // Unless the guards' own Python code has changed the list.
             if (i > 0 && i < self->entries->size() && (*self->entries)[i] == entry) move_forward(*self->entries, i);
             return entry_run(entry, inputs, n_inputs, function, locals, n, result);
@@ -243,7 +251,7 @@ int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_
     }
     // The new entry goes through its guards as any other: they find the inputs. When they fail, the capture itself has changed what they look at.
     done = try_entries(self, function, locals, n, result);
-    if (done < 0) return tell_fallback(function, nullptr) ? 0 : 1;
+    if (done < 0) return tell_fallback(function, nullptr, Py_None) ? 0 : 1;
     return done;
 }
 
@@ -382,7 +390,7 @@ PyObject *set_left_alone(PyObject *, PyObject *callable) {
 PyMethodDef functions[] = {
     {"set_fallback_error", set_fallback_error, METH_O, "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
     {"set_fell_back", set_fell_back, METH_O,
-     "set_fell_back(callable or None): called as callable(function, error or None) before a compiled call is repeated eagerly."},
+     "set_fell_back(callable or None): called as callable(function, error or None, entry or None) before a compiled call is repeated eagerly."},
     {"set_left_alone", set_left_alone, METH_O,
      "set_left_alone(callable or None): called as callable(function) before a call that runs eagerly since modes_known() is false."},
     {nullptr, nullptr, 0, nullptr},
@@ -474,6 +482,7 @@ void cache_free(PyObject *object, inquiry clear) {
 
 int fw_no_room(void) {
     if (!PyErr_ExceptionMatches(PyExc_RecursionError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
+    if (fw::is_programs()) return 0;
     PyErr_Clear();
     return 1;
 }
@@ -492,7 +501,7 @@ int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, P
 }
 
 int fw_entry_init(PyObject *module) {
-    if (PyModule_AddFunctions(module, functions) < 0 || fw::stance_init(module) < 0 || fw::modes_init(module) < 0 ||
+    if (PyModule_AddFunctions(module, functions) < 0 || fw::interruptions_init(module) < 0 || fw::stance_init(module) < 0 || fw::modes_init(module) < 0 ||
         PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
     return fw::compiled_function_init(module, &cache_type);
 }

@@ -15,6 +15,7 @@ struct Entry {
     PyObject *program, *graph, *finish, *tag;
     unsigned long long calls;
     bool is_plan;
+    char retired;  // no call is given to it any more
 };
 
 struct FrameCache {

@@ -5,7 +5,7 @@
 #define FUSEWRIGHT_RUNTIME_TORCH_H
 
 #include "../torch_calls.h"
-#include "file.h"
+#include "gpu.h"
 
 namespace fw {
 
@@ -27,12 +27,19 @@ struct Torch : TensorCalls {
     void *function(const std::string &name) const;  // null where there is none
     void check(int32_t status, const std::string &what) const;
     bool is_strided(Handle) const;  // false for a library's own layout
-    // A tensor of memory that it does not own.
-    Handle around(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype) const;
+};
+
+// What is more for tensors on GPUs, in libtorch_cuda.so.
+struct TorchCuda {
+    void *library = nullptr;
+    int32_t device = 0;  // code
+    int32_t (*guard)(void *stream, int32_t index, void **) = nullptr;
+    int32_t (*delete_guard)(void *) = nullptr;
 };
 
 // Raises FW_MACHINE where there is no libtorch, or one that is too old.
 const Torch &torch();
+const TorchCuda &torch_cuda();
 void use_torch(const std::string &path);  // of libtorch_cpu.so, or of its folder
 // Raises FW_MACHINE unless libtorch is of the version that the package was made with.
 void check_torch_version(const std::string &made_with);
@@ -75,19 +82,24 @@ OperatorStep operator_step(const Operator &target, std::vector<Argument> given,
 // Puts new handles at the results' slots.
 void call_operator(const OperatorStep &step, Handle *handles, const int64_t *values);
 
-// While alive, operators run without gradients on this thread.
-class WithoutGradients {
+// While alive, operators run without gradients on this thread; those on a GPU, if one is given, on the stream.
+class OperatorScope {
   public:
-    explicit WithoutGradients(bool active) : active_(active && torch().grad_enabled()) {
-        if (active_) torch().set_grad_enabled(false);
+    OperatorScope(bool active, const Gpu *gpu, void *stream) {
+        if (active && gpu != nullptr)
+            torch().check(torch_cuda().guard(stream, gpu->index(), &guard_), "making the stream PyTorch's");
+        without_gradients_ = active && torch().grad_enabled();
+        if (without_gradients_) torch().set_grad_enabled(false);
     }
-    ~WithoutGradients() {
-        if (active_) torch().set_grad_enabled(true);
+    ~OperatorScope() {
+        if (without_gradients_) torch().set_grad_enabled(true);
+        if (guard_ != nullptr) torch_cuda().delete_guard(guard_);
     }
-    WithoutGradients(const WithoutGradients &) = delete;
+    OperatorScope(const OperatorScope &) = delete;
 
   private:
-    bool active_;
+    bool without_gradients_ = false;
+    void *guard_ = nullptr;
 };
 
 }  // namespace fw

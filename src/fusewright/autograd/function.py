@@ -101,12 +101,12 @@ class _InParts(torch.autograd.Function):
         progress.replay = replay
         found = progress.run(0)
         rest = [None] * (len(ctx.needs_input_grad) - 4 - len(found))
-        return (None, None, torch.empty(0), None, *found, *rest)
+        return (None, None, torch.empty(0, device=progress.device), None, *found, *rest)
 
 
 def _apply_in_parts(halves: Halves, call: Call) -> Any:
-    progress = buckets.Progress(halves.parts)
     (group,) = halves.groups
+    progress = buckets.Progress(halves.parts, call.results[group.tangents[0]].device)
     inputs = call.inputs
     owners = [[inputs[group.gradients[place]] for place in part.gradients] for part in halves.parts]
     undefined = [

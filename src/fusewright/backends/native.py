@@ -18,7 +18,7 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.backends.repeat import draws_once
+from fusewright.backends.repeat import draws_once, repeatable
 from fusewright.base.errors import CannotFunctionalise, warn_once
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
@@ -52,8 +52,9 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     plan = lookup.plan
     if plan is None:
         stages = _stages()
-        graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
-        plan = _generate(to_compile, lookup, graph, to_compile.function, prepacking)
+        with lookup:
+            graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+            plan = _generate(to_compile, lookup, graph, to_compile.function, prepacking)
     return draws_once(plan, to_compile.graph)
 
 
@@ -117,7 +118,8 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     lookup = graph_cache.find(to_compile, graph, name)
     plan = lookup.plan
     if plan is None:
-        plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
+        with lookup:
+            plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
     if seeds:
         return graph_cache.with_draws(plan, tuple(seed.draw for seed in seeds))
     return draws_once(plan, graph) if direction == "forward" and not recorded else plan
@@ -139,7 +141,7 @@ def _generate(
         to_compile.notify(
             Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}")
         )
-        by_operators = to_compile.module(graph).forward
+        by_operators = repeatable(to_compile.module(graph).forward, graph)
         return (
             by_operators
             if prepacking is None

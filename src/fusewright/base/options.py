@@ -98,6 +98,19 @@ OPTIONS: dict[str, Option] = {
         "leave matrix products to the library where it is quicker; False takes a generated kernel wherever there is "
         "one (CPU, inference)",
     ),
+    "join_collectives": Option(
+        bool,
+        False,
+        "begin neighbouring collectives of one kind as one, where all processes compile the same graph; each of them "
+        "must then run compiled code whenever the others do",
+    ),
+    "cut_collectives": Option(
+        int,
+        1,
+        "cut products beside collectives into so many pieces of rows (1: none), so that one's communication overlaps "
+        "with another's product; for sizes that do not vary (dynamic=False), and under join_collectives' conditions",
+        wrong=lambda value: "" if 1 <= value <= 64 else f"{value} is not between 1 and 64",
+    ),
     "vector_functions": Option(
         bool,
         True,
@@ -111,6 +124,13 @@ OPTIONS: dict[str, Option] = {
     ),
     "capture_scalar_outputs": Option(
         bool, False, "item() and tolist() become part of the graph, as numbers known at run time"
+    ),
+    "speculate": Option(
+        bool,
+        True,
+        "a value that the program reads from a tensor on a CPU (for a branch, by item(), as the size of a mask's "
+        "result) is taken to be what it is at the first call, and checked at each; a call that differs runs eagerly, "
+        "and from then on the read is a graph break (not under fullgraph)",
     ),
     "background": Option(
         bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"
@@ -179,6 +199,7 @@ CAPTURE_OPTIONS = frozenset(
     {
         "capture_dynamic_output_shape_ops",
         "capture_scalar_outputs",
+        "speculate",
         "compile_seconds",
         "instruction_limit",
         "background",

@@ -46,6 +46,7 @@ class CaptureOptions:
     data_shapes     operators whose result has a size that depends on data are recorded, see record/data_sizes.py; else
         they break the graph
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
+    speculates      values that the program reads from tensors are taken for granted (capture/interpret/speculation.py)
     ones            sizes of 1 that would be symbolic were they larger are so, as if they were
         (capture/border/dynamic.py)
     exporting       the program is captured whole, to run elsewhere: is_exporting() answers True
@@ -71,6 +72,7 @@ class CaptureOptions:
     own_random: bool = False
     data_shapes: bool = False
     data_numbers: bool = False
+    speculates: bool = False
     ones: bool = False
     exporting: bool = False
     other_level: CaptureOptions | None = None

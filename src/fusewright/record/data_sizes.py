@@ -27,6 +27,7 @@ from fusewright.operators.rules.common import fresh
 from fusewright.operators.schema import argument
 from fusewright.operators.shape_rules import result_device
 from fusewright.record.traced_tensor import TracedTensor
+from fusewright.record.unknown_shape import UnknownShape
 from fusewright.sizes.expressions import Dim, Relation, bounds, product
 from fusewright.sizes.symint import size_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
@@ -45,8 +46,12 @@ def records(func: OpOverload, args: tuple[object, ...]) -> bool:
 
 
 def record(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """The operator's results, recorded; NotImplemented for one whose sizes do not depend on data. Raises GraphBreak
-    where a gradient would have to pass through an unknown size."""
+    """The operator's results, recorded with symbols for their sizes, or else with the sizes that they have at the call
+    at hand, which the graph checks; NotImplemented for one whose sizes do not depend on data, or are not taken for
+    granted. Raises GraphBreak where a gradient would have to pass through an unknown size."""
+    if not recorder.data_shapes:
+        row = _FOR_CALL.get(func)
+        return NotImplemented if row is None else row(recorder, func, args, kwargs)
     if not records(func, args):
         return NotImplemented if fake_kernel(func) is None else _of_extension(recorder, func, args, kwargs)
     if recorder.env is None:
@@ -155,6 +160,8 @@ def _masked_index(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], k
         if not all(same) or len(selected) != kind.ndim:
             raise GraphBreak("data-dependent-shape", "a mask of another shape than what it selects from")
         places = recorder.dispatch(aten.nonzero.default, (index,), {})
+        if isinstance(places, UnknownShape):
+            raise GraphBreak("data-dependent-shape", f"{func} gives a shape that depends on data")
         columns: Any = recorder.dispatch(aten.unbind.int, (places, 1), {})
         expanded += columns
         axis += kind.ndim
@@ -214,6 +221,107 @@ def _bins(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorTy
     return TensorType((size,), (1,), dtype, type_.device)
 
 
+def _nonzero_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    (source,) = args
+    if not isinstance(source, TracedTensor) or recorder.speculation is None or not source.ndim:
+        return NotImplemented
+    known = _known(recorder, source)
+    if isinstance(known, torch.Tensor):
+        return known
+    count = recorder.speculation.count_of(source)
+    if count is None:
+        return NotImplemented
+    made = recorder.dispatch(aten.nonzero_static.default, (source,), {"size": count})
+    recorder.read_sizes[source.node] = (_version(source), made)
+    return made
+
+
+def _masked_select_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    both: Any = recorder.dispatch(aten.broadcast_tensors.default, (list(args),), {}) if _differ(*args) else args
+    return _masked_index(recorder, aten.index.Tensor, (both[0], [both[1]]), {})
+
+
+def _bincount_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    """Each number adds 1, or its weight, to its bin. (A negative one is an index out of range.)"""
+    source = args[0]
+    weights: Any = argument(func, args, kwargs, 1)
+    least: Any = argument(func, args, kwargs, 2) or 0
+    if not isinstance(source, TracedTensor) or source.ndim != 1 or source.dtype is torch.bool or source.numel() == 0:
+        return NotImplemented
+    call = recorder.dispatch
+    numbers = call(aten._to_copy.default, (source,), {"dtype": torch.int64})
+    largest, bins = call(aten.amax.default, (numbers,), {}), least
+    few = least > 0 and recorder.read(call(aten.lt.Scalar, (largest, least), {}))
+    if few is None:
+        return NotImplemented
+    if not few:
+        value = recorder.read(largest)
+        if value is None:
+            return NotImplemented
+        bins = max(int(value) + 1, least)
+    dtype = torch.int64
+    if weights is None:
+        weights = call(aten.ones_like.default, (numbers,), {})
+    else:
+        dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
+        weights = call(aten._to_copy.default, (weights,), {"dtype": dtype})
+    empty = call(aten.zeros.default, ([bins],), {"dtype": dtype, "device": source.device})
+    return call(aten.scatter_add.default, (empty, 0, numbers, weights), {})
+
+
+def _unique_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    """Of whole numbers: sorted, and then those that differ from the one before. (Of floats, -0 is 0.)"""
+    source = args[0]
+    if not isinstance(source, TracedTensor) or source.is_floating_point() or source.is_complex():
+        return NotImplemented
+    if source.numel() == 0:
+        return NotImplemented
+    call = recorder.dispatch
+    flat = call(aten.reshape.default, (source, [-1]), {})
+    ordered, order = call(aten.sort.stable, (flat,), {"stable": True, "dim": 0})
+    size, device = source.numel(), source.device
+    after, before = (call(aten.slice.Tensor, (ordered, 0, start, start + size - 1), {}) for start in (1, 0))
+    one = call(aten.ones.default, ([1],), {"dtype": torch.bool, "device": device})
+    first = call(aten.cat.default, ([one, call(aten.ne.Tensor, (after, before), {})],), {})
+    found = call(aten.nonzero.default, (first,), {})
+    if isinstance(found, UnknownShape):
+        raise GraphBreak("data-dependent-shape", f"{func} gives a shape that depends on data")
+    starts = call(aten.select.int, (found, 1, 0), {})
+    values = call(aten.index_select.default, (ordered, 0, starts), {})
+    inverse = counts = call(aten.zeros.default, ([0],), {"dtype": torch.int64, "device": device})
+    if argument(func, args, kwargs, 2):
+        number = call(aten.sub.Tensor, (call(aten.cumsum.default, (first, 0), {}), 1), {})
+        places = call(aten.scatter.src, (call(aten.zeros_like.default, (order,), {}), 0, order, number), {})
+        inverse = call(aten.reshape.default, (places, list(source.shape)), {})
+    if argument(func, args, kwargs, 3):
+        end = call(aten.full.default, ([1], size), {"dtype": torch.int64, "device": device})
+        rest = call(aten.slice.Tensor, (starts, 0, 1, _LARGEST), {})
+        counts = call(aten.sub.Tensor, (call(aten.cat.default, ([rest, end],), {}), starts), {})
+    return values, inverse, counts
+
+
+_LARGEST = (1 << 63) - 1
+def _masked_index_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    return _masked_index(recorder, func, args, kwargs) if records(func, args) else NotImplemented
+
+
+_FOR_CALL: dict[OpOverload, Callable[[Recorder, OpOverload, tuple[Any, ...], dict[str, Any]], object]] = {
+    aten.index.Tensor: _masked_index_for_call,
+    aten.nonzero.default: _nonzero_for_call,
+    aten.masked_select.default: _masked_select_for_call,
+    aten.bincount.default: _bincount_for_call,
+    aten._unique2.default: _unique_for_call,
+}
 _UNLIMITED = frozenset({aten.repeat_interleave.Tensor, aten.bincount.default})
 _AT_LEAST_ONE = frozenset({aten._unique2.default})
 _ROWS: dict[OpOverload, Callable[[Recorder, OpOverload, tuple[Any, ...], dict[str, Any]], object]] = {

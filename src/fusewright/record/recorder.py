@@ -40,6 +40,7 @@ from fusewright.record.torch_level import TorchLevel
 from fusewright.record.traced_tensor import NonLeaf, TracedTensor, is_leaf, make_traced, make_view
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, Symbol
+from fusewright.sizes.interfaces import Speculation
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import shares_elements, symbolic_strides
 from fusewright.sizes.symint import dim_of, size_of
@@ -96,7 +97,7 @@ class Recorder:
         self.inputs: list[tuple[torch.fx.Node, object]] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.submodules: dict[str, torch.fx.GraphModule] = {}
-        self.op_count = 0
+        self.op_count = self.user_code = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._torch_level = TorchLevel(self)
         self._last_placeholder: torch.fx.Node | None = None
@@ -107,15 +108,16 @@ class Recorder:
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
-        self.freed = self.wrapped = False
-        self.recompute = False
+        self.freed = self.wrapped = self.recompute = self.retains = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False
+        self.ask_number: Any = None  # an AskNumber
         self.changes_level = False
         # (version of the tensor, what nonzero or item gave for it)
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
         self.unknown_shapes = False
+        self.speculation: Speculation | None = None  # set by the capture
         # collectives that the program has begun and not waited for: what it holds, and what waiting does
         self.collectives: list[tuple[object, Callable[[], None], bool]] = []
         self.waited: dict[torch.fx.Node, TracedTensor] = {}  # results of collectives, as they are after waiting
@@ -175,11 +177,6 @@ class Recorder:
         node.meta["example_value"] = traced
         return traced
 
-    def float_input(self, value: float, name: str) -> TracedTensor:
-        """A placeholder for a Python float: a 0-dimensional float64 tensor on the CPU."""
-        self.has_floats = True
-        return self.input(torch.tensor(value, dtype=torch.float64, device="cpu"), name)
-
     def history_changed(self, node: torch.fx.Node) -> bool:
         """Whether the program wrote to this input so that autograd took note: it has another gradient function now."""
         traced = node.meta.get("example_value")
@@ -227,6 +224,12 @@ class Recorder:
         if type(tensor) is not TracedTensor or tensor.recorder is not self or self.level != "aten":
             return None
         return known_value(tensor.node, self.constants)
+
+    def read(self, tensor: object, most: int = 64) -> torch.Tensor | None:
+        """The value of a tensor that the program reads: known, or taken for granted where it has `most` elements."""
+        value = self.known_value(tensor)
+        known = value is not None or self.speculation is None or not self.owns(tensor)
+        return value if known else self.speculation.value(tensor, most)  # type: ignore[union-attr]
 
     def constant(self, tensor: torch.Tensor) -> TracedTensor:
         """A get_attr node for a real tensor that is part of the program. The tensor is kept in `constants`."""
@@ -348,7 +351,8 @@ class Recorder:
             # Views have a history here too. Not func.decompose: PyTorch's Python versions are slow and import sympy.
             with _RecordingMode(self), torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        if self.data_shapes and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:
+        asks = self.data_shapes or self.speculation is not None
+        if asks and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:
             return found
         if self.symbolic:
             args, kwargs = scalar_operands.with_fixed_numbers(func, args, kwargs)
@@ -422,10 +426,8 @@ class Recorder:
         self, fn: Callable[..., object], args: Sequence[object], result_types: Sequence[TensorType]
     ) -> list[object]:
         """Record a torch-level call whose results, a tuple, are known to be of these types."""
-        node = self._torch_level.call(fn, args, {})
         made = [make_traced(self, None, kind) for kind in result_types]
-        node.meta["example_value"] = tuple(made)
-        self._torch_level.adopt(tuple(made), node)
+        self._torch_level.record(fn, args, tuple(made))
         return list(made)
 
     def finish(self, outputs: Sequence[object]) -> torch.fx.Graph:
@@ -448,8 +450,8 @@ class Recorder:
             self._torch_level.check(self.env.assertions())
         output = self.graph.output(tuple(values))  # type: ignore[arg-type]
         output.meta.update(type=tuple(kinds), location=self.location(), env=self.env)
-        for node in self.graph.nodes:
-            if node.op == "placeholder" and not node.users and not isinstance(node.meta["type"], Expr):
+        for node in self.graph.find_nodes(op="placeholder"):
+            if not node.users and not isinstance(node.meta["type"], Expr):
                 node.meta["unused"] = True
         self.graph.lint()
         return self.graph
@@ -457,11 +459,11 @@ class Recorder:
     def _unknown_results(
         self, func: OpOverload, types: tuple[TensorType, ...], args: list[object], kwargs: dict[str, object]
     ) -> object:
-        node = add_call(self.graph, func, tuple(args), kwargs)
-        node.meta.update(type=types[0] if len(types) == 1 else types, location=self.here)
-        items = [node] if len(types) == 1 else [self._getitem(node, index, item) for index, item in enumerate(types)]
+        node, one = add_call(self.graph, func, tuple(args), kwargs), len(types) == 1
+        node.meta.update(type=types[0] if one else types, location=self.here)
+        items = [node] if one else [self._getitem(node, index, item) for index, item in enumerate(types)]
         made = [make_unknown(self, item, type_, func) for item, type_ in zip(items, types, strict=True)]
-        return made[0] if len(types) == 1 else tuple(made)
+        return made[0] if one else tuple(made)
 
     # --- dispatch, step by step
 
@@ -519,12 +521,10 @@ class Recorder:
         if isinstance(value, torch.SymInt):
             d = dim_of(value)
             return d, d
-        if isinstance(value, torch.SymFloat):
-            number = value.node.guard_float("", 0)
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            guard = value.node.guard_float if isinstance(value, torch.SymFloat) else value.node.guard_bool
+            number = guard("", 0)
             return number, number
-        if isinstance(value, torch.SymBool):
-            truth = value.node.guard_bool("", 0)
-            return truth, truth
         if isinstance(value, torch.Generator):
             raise GraphBreak("operator-failed", "an explicit random generator")
         return value, value

@@ -100,10 +100,34 @@ def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
     ):
         return data_sizes.number_of(recorder, tensor)
     if not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
-        raise GraphBreak(*SCALAR_READ)
+        value = recorder.read(tensor)
+        if value is None:
+            raise GraphBreak(*SCALAR_READ)
+        return value.item()
     if recorder.level != "aten":
         recorder.lacks_form(*SCALAR_READ)
     return float_of_tensor(recorder, tensor)
+
+
+def _answered_by(
+    elements: OpOverload,
+) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
+    """A question about all elements of two tensors, where its answer may be taken for granted; `elements`: the same
+    about each."""
+
+    def ask(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        one, other = args[:2]
+        if recorder.speculation is None or not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            return NotImplemented
+        if one.dtype != other.dtype or one.device != other.device:
+            return NotImplemented
+        if elements is aten.eq.Tensor and one.shape != other.shape:
+            return False
+        each = recorder.dispatch(elements, args, kwargs)
+        value = recorder.read(recorder.dispatch(aten.all.default, (each,), {}))
+        return NotImplemented if value is None else bool(value)
+
+    return ask
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -299,6 +323,8 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.empty_strided.default: _empty_strided,
     aten.new_empty_strided.default: _empty_strided,
     aten._local_scalar_dense.default: _read_scalar,
+    aten.equal.default: _answered_by(aten.eq.Tensor),
+    aten.allclose.default: _answered_by(aten.isclose.default),
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
     # With symbolic sizes some native code asks the dispatcher for them, and PyTorch writes a BatchNorm in evaluation

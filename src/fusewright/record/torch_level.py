@@ -149,6 +149,12 @@ class TorchLevel:
         """Nodes that check what is taken for granted of sizes that depend on data."""
         add_checks(self.recorder.graph, relations, self.size, self.recorder.here)
 
+    def record(self, fn: Callable[..., object], args: Sequence[object], made: tuple[object, ...]) -> None:
+        """A call whose results are known."""
+        node = self.call(fn, args, {})
+        node.meta["example_value"] = made
+        self.adopt(made, node)
+
     def size(self, d: Dim) -> torch.fx.Node | int:
         """The torch-level node that computes a size from the size placeholders, or reads it from a result."""
         if isinstance(d, int):

@@ -12,6 +12,19 @@ from torch._ops import OpOverload
 
 from fusewright.sizes.shape_env import ShapeEnv
 
+AskNumber = Callable[[torch.fx.Node, Callable[[float, float], bool], float], bool | None]
+"""Whether the number that a node holds is so related to a constant (a guard asks it again); None: that is not known."""
+
+
+class Speculation(Protocol):
+    """What the program reads from tensors and the capture takes for granted (capture/interpret/speculation.py)."""
+
+    count: int
+
+    def value(self, tensor: Any, most: int) -> torch.Tensor | None: ...
+
+    def count_of(self, mask: Any) -> int | None: ...
+
 
 class Recorder(Protocol):
     """Records operators on traced tensors as nodes of one graph (record/recorder.py says what each attribute means)."""
@@ -19,7 +32,10 @@ class Recorder(Protocol):
     level: Literal["aten", "torch"]
     env: ShapeEnv | None
     has_floats: bool
+    data_shapes: bool
     data_numbers: bool
+    ask_number: AskNumber | None
+    speculation: Speculation | None
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
     lines: Any  # record/forward_lines.py
     waited: dict[torch.fx.Node, Any]
@@ -43,6 +59,8 @@ class Recorder(Protocol):
     def recording(self, decompositions: bool = ...) -> AbstractContextManager[None]: ...
 
     def known_value(self, tensor: object) -> torch.Tensor | None: ...
+
+    def read(self, tensor: object, most: int = ...) -> torch.Tensor | None: ...
 
     def node_of(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object

@@ -5,8 +5,9 @@ Takes a recorder and a 0-dimensional float64 tensor of its graph; gives a `torch
 on. Arithmetic is recorded in float64, so that it gives what Python's gives. Always holds: asking for the concrete value
 either becomes a guard on the outside float that it came from, or breaks the graph; an answer is never a guess. Where
 Python raises (a division by zero), so does capture, and compiled code serves only values for which Python does not
-(`float_domains`); what a tensor holds is not looked at. The method names are the protocol of `torch.SymFloat` (as in
-symint.py).
+(`float_domains`). Of what a tensor holds nothing is known: a step count is taken to be in range, and for a number that
+the program has read by itself (`checked`) the graph checks that Python would not have raised. The method names are the
+protocol of `torch.SymFloat` (as in symint.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import Dim, Relation
 from fusewright.sizes.float_domains import ANYTHING, Interval, bounds, is_defined, piece_of
+from fusewright.sizes.float_operators import (
+    BINARY,
+    COMPARED,
+    CONSTANT_LEFT,
+    CONSTANT_RIGHT,
+    MATH_FUNCTIONS,
+    RAISES,
+    RELATIONS,
+    SWAPPED,
+    UNARY,
+)
 from fusewright.sizes.symint import SymNode, size_of
 
 if TYPE_CHECKING:
@@ -29,47 +41,6 @@ if TYPE_CHECKING:
     from fusewright.sizes.shape_env import ShapeEnv
 
 aten = torch.ops.aten
-_UNARY: dict[str, tuple[torch._ops.OpOverload, Callable[..., float]]] = {
-    "neg": (aten.neg.default, operator.neg),
-    "abs": (aten.abs.default, operator.abs),
-    "sqrt": (aten.sqrt.default, math.sqrt),
-    "exp": (aten.exp.default, math.exp),
-    "log": (aten.log.default, math.log),
-    "cos": (aten.cos.default, math.cos),
-    "sin": (aten.sin.default, math.sin),
-    "tanh": (aten.tanh.default, math.tanh),
-}
-_BINARY: dict[str, tuple[torch._ops.OpOverload, Callable[..., float]]] = {
-    "add": (aten.add.Tensor, operator.add),
-    "sub": (aten.sub.Tensor, operator.sub),
-    "mul": (aten.mul.Tensor, operator.mul),
-    "div": (aten.div.Tensor, operator.truediv),
-    "pow": (aten.pow.Tensor_Tensor, operator.pow),
-}
-# Forms with one constant: on the right, and on the left (with the operands swapped, or in order).
-_CONSTANT_RIGHT = {
-    "add": aten.add.Tensor,
-    "sub": aten.sub.Tensor,
-    "mul": aten.mul.Tensor,
-    "div": aten.div.Tensor,
-    "pow": aten.pow.Tensor_Scalar,
-}
-_CONSTANT_LEFT = {
-    "add": (True, aten.add.Tensor),
-    "mul": (True, aten.mul.Tensor),
-    "sub": (True, aten.rsub.Scalar),
-    "pow": (False, aten.pow.Scalar),
-}
-_RELATIONS: dict[str, Callable[[float, float], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
 
 
 @dataclass(slots=True, eq=False)
@@ -170,12 +141,15 @@ def _outside(origin: OutsideFloat | OutsideInt) -> _History:
 class FloatNode:
     """One run-time float (`tensor` holds it) or a constant that meets one (`tensor` is None)."""
 
-    __slots__ = ("history", "recorder", "tensor")
+    __slots__ = ("checked", "history", "recorder", "tensor")
 
-    def __init__(self, recorder: Recorder, tensor: torch.Tensor | None, history: _History | None) -> None:
+    def __init__(
+        self, recorder: Recorder, tensor: torch.Tensor | None, history: _History | None, checked: bool = False
+    ) -> None:
         self.recorder = recorder
         self.tensor = tensor
         self.history = history
+        self.checked = checked
 
     shape_env = None
     _hint = None
@@ -224,7 +198,10 @@ class FloatNode:
     def guard_float(self, file: object, line: int) -> float:
         """The value, which the capture is for from now on."""
         if self.history is None:
-            raise GraphBreak("data-dependent-scalar", "a Python number is read from a tensor")
+            value = self.recorder.read(self.tensor)
+            if value is None:
+                raise GraphBreak("data-dependent-scalar", "a Python number is read from a tensor")
+            return float(value)
         for origin in self.history.origins:
             origin.fix()
         return self.history.value
@@ -233,7 +210,7 @@ class FloatNode:
         return int(self.guard_float("", 0))
 
     def bool_(self) -> bool:
-        return self._test(operator.ne, 0.0)
+        return bool(self._relation(self.wrap_float(0.0), "!=").guard_bool("", 0))
 
     def guard_int(self, file: object, line: int) -> int:
         return int(self.guard_float(file, line))
@@ -271,23 +248,40 @@ class FloatNode:
     def _unary(self, name: str) -> FloatNode:
         history = _history((self,), name)
         with self.recorder.recording():
-            tensor = self.recorder.dispatch(_UNARY[name][0], (self.operand(),), {})
-        return FloatNode(self.recorder, tensor, history)  # type: ignore[arg-type]
+            tensor = self.recorder.dispatch(UNARY[name][0], (self.operand(),), {})
+            if self.checked and name in RAISES:
+                self._check(tensor, self.operand())
+        return FloatNode(self.recorder, tensor, history, self.checked)  # type: ignore[arg-type]
+
+    def _check(self, result: torch.Tensor, *operands: torch.Tensor) -> None:
+        """Where Python raises (a division by zero, a root of a negative number), the result is not finite."""
+        call = self.recorder.dispatch
+        with torch.no_grad():
+            # x - x is 0 where x is finite
+            fine = call(aten.eq.Scalar, (call(aten.sub.Tensor, (result, result), {}), 0), {})
+            for operand in operands:
+                strange = call(aten.ne.Scalar, (call(aten.sub.Tensor, (operand, operand), {}), 0), {})
+                fine = call(aten.logical_or.default, (fine, strange), {})
+            aten._assert_async.default(fine)  # through the dispatcher: its type is asked of a kernel
 
     def _binary(self, name: str, other: object) -> FloatNode:
-        target = _BINARY[name][0]
+        target = BINARY[name][0]
         right = self._node(other)
         history = _history((self, right), name)
+        read = [side.tensor for side in (self, right) if side.tensor is not None]
         with self.recorder.recording():
-            if right.tensor is None and name in _CONSTANT_RIGHT:
-                tensor = self.recorder.dispatch(_CONSTANT_RIGHT[name], (self.operand(), right.constant), {})
-            elif self.tensor is None and name in _CONSTANT_LEFT:
-                swapped, target = _CONSTANT_LEFT[name]
+            if right.tensor is None and name in CONSTANT_RIGHT:
+                tensor = self.recorder.dispatch(CONSTANT_RIGHT[name], (self.operand(), right.constant), {})
+            elif self.tensor is None and name in CONSTANT_LEFT:
+                swapped, target = CONSTANT_LEFT[name]
                 arguments = (right.operand(), self.constant) if swapped else (self.constant, right.operand())
                 tensor = self.recorder.dispatch(target, arguments, {})
             else:
                 tensor = self.recorder.dispatch(target, (self.operand(), right.operand()), {})
-        return FloatNode(self.recorder, tensor, history)  # type: ignore[arg-type]
+            checked = self.checked or right.checked
+            if checked and name in RAISES:
+                self._check(tensor, *read)  # type: ignore[arg-type]
+        return FloatNode(self.recorder, tensor, history, checked)  # type: ignore[arg-type]
 
     def _node(self, other: object) -> FloatNode:
         if isinstance(other, FloatNode):
@@ -373,13 +367,23 @@ class FloatNode:
         history.origins[0].tests.append((lambda value: relation(compute(value), other), answer))
         return answer
 
+    def _asked_of_tensor(self, relation: Callable[[float, float], bool], other: float) -> bool | None:
+        ask = self.recorder.ask_number if self.history is None else None
+        return None if ask is None or self.tensor is None else ask(self.tensor.node, relation, other)  # type: ignore
+
     def _relation(self, other: object, op: str) -> SymNode:
         right = self._node(other)
-        constant = right.constant
-        if constant is None and self.constant is not None:
-            answer = right._test(_RELATIONS[_SWAPPED.get(op, op)], self.constant)
-        else:
-            answer = self._test(_RELATIONS[op], right.guard_float("", 0) if constant is None else constant)
+        side, relation, number = self, RELATIONS[op], right.constant
+        if number is None and self.constant is not None:
+            side, relation, number = right, RELATIONS[SWAPPED.get(op, op)], self.constant
+        answer = None if number is None else side._asked_of_tensor(relation, number)
+        if answer is None and (self.history is None or right.history is None) and self.recorder.speculation is not None:
+            with self.recorder.recording():
+                condition = self.recorder.dispatch(COMPARED[op], (self.operand(), right.operand()), {})
+            value = self.recorder.read(condition)
+            answer = None if value is None else bool(value)
+        if answer is None:
+            answer = side._test(relation, right.guard_float("", 0) if number is None else number)
         return SymNode(answer, self._env())
 
     def eq(self, other: object) -> SymNode:
@@ -448,7 +452,7 @@ def _history(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
     parts = [node.history for node in nodes if node.history is not None]
     if len(parts) < len(nodes):
         return None
-    plain = (_UNARY.get(name) or _BINARY[name])[1]
+    plain = (UNARY.get(name) or BINARY[name])[1]
     origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
     compute: Callable[[float], float] | None = None
     if len(origins) == 1:
@@ -504,7 +508,8 @@ def _is_defined_at(compute: Callable[[float], float], given: float) -> bool:
 
 
 def float_of_input(recorder: Recorder, tensor: torch.Tensor, origin: OutsideFloat) -> torch.SymFloat:
-    """The float that a placeholder holds."""
+    """The float that a tensor holds, where it is known of what float that is."""
+    recorder.has_floats = True
     return torch.SymFloat(FloatNode(recorder, tensor, _outside(origin)))
 
 
@@ -523,13 +528,14 @@ def shape_float(env: ShapeEnv, size: Dim) -> FloatNode:
     return _ShapeFloat(env, _outside(OutsideInt(size, env)))
 
 
-def float_of_tensor(recorder: Recorder, tensor: torch.Tensor) -> torch.SymFloat:
-    """What `tensor.item()` would give, as a float, for a tensor of one element."""
+def float_of_tensor(recorder: Recorder, tensor: torch.Tensor, checked: bool = False) -> torch.SymFloat:
+    """What `tensor.item()` would give, as a float, for a tensor of one element. checked: the graph checks arithmetic
+    with it."""
     recorder.has_floats = True
     with recorder.recording():
         flat = recorder.dispatch(aten.reshape.default, (tensor, []), {}) if tensor.dim() else tensor
         value = recorder.dispatch(aten._to_copy.default, (flat,), {"dtype": torch.float64, "device": _CPU})
-    return torch.SymFloat(FloatNode(recorder, value, None))  # type: ignore[arg-type]
+    return torch.SymFloat(FloatNode(recorder, value, None, checked))  # type: ignore[arg-type]
 
 
 def power(left: object, right: object) -> object:

@@ -29,7 +29,7 @@ from fusewright.capture.border.native_ready import (
     text_ready,
 )
 from fusewright.capture.border.symbolic_index import WHOLE, selected
-from fusewright.capture.border.values import array as arrays, cls as classes
+from fusewright.capture.border.values import array as arrays, cls as classes, iterator as outside_iterators
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict
@@ -454,7 +454,7 @@ def truth(world: World, obj: Any) -> bool:
             else world.tracer.branches.answer(world.tracer, native(operator.ne, obj, 0))
         )
     if isinstance(obj, torch.Tensor):
-        value = world.recorder.known_value(obj)
+        value = world.recorder.read(obj) if obj.numel() == 1 else world.recorder.known_value(obj)
         if value is None:
             raise GraphBreak("data-dependent-branch", "the truth value of a tensor decides what the program does next")
         return native(bool, value)
@@ -541,5 +541,10 @@ def advance(world: World, iterator: Any) -> Any:
         source = world.source_of(iterator)
         if isinstance(source, Local) and source.name.startswith(HELD):  # on the stack of a resume function
             raise GraphBreak("loop-goes-on", f"{made} the break")
-        raise GraphBreak("outside-iterator", f"{made} the compiled function was called is advanced")
+        if not outside_iterators.is_known(iterator):
+            raise GraphBreak("outside-iterator", f"{made} the compiled function was called is advanced")
+        value = outside_iterators.next_of(world, iterator)
+        if value is MISSING:
+            raise UserException(StopIteration())
+        return value
     return native(next, iterator)

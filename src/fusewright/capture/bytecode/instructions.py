@@ -85,6 +85,7 @@ class CodeInfo:
     start      the first instruction after the prologue that makes cells and copies the closure
     ops        room for the interpreter's (handler, operand) records
     locations  room for the interpreter's locations, by instruction
+    tests      room for the lines that decide about the next turn of a `while` loop
     """
 
     reference: weakref.ref[types.CodeType]
@@ -96,6 +97,7 @@ class CodeInfo:
     start: int
     ops: list[tuple[Callable[..., object], object]] | None = None
     locations: dict[int, Any] = field(default_factory=dict)
+    tests: frozenset[int] | None = None
 
     @property
     def code(self) -> types.CodeType:

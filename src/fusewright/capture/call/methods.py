@@ -34,13 +34,15 @@ from fusewright.capture.call import (
     autograd as call_autograd,
     builtins as call_builtins,
     classes as call_classes,
+    generators,
     host_random,
     ordering,
+    reads,
     subclasses,
     support as call_support,
     torch as call_torch,
 )
-from fusewright.sizes.symfloat import float_of_tensor
+from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -50,26 +52,14 @@ Kwargs = dict[str, Any]
 
 # Tensor methods whose answer is not a tensor, and that are no part of a graph.
 _TENSOR_QUERIES = frozenset({
-    "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
-    "element_size",
+    "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "is_signed", "element_size",
     "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim",
-    "sparse_dim",
-    "is_coalesced", "__len__", "__hash__",
+    "sparse_dim", "is_coalesced", "__len__", "__hash__",
 })  # fmt: skip
 
 _LAYOUT_QUERIES = frozenset({"stride", "is_contiguous"})
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# The reads of a tensor that give a number which the graph may know, and of which dtypes.
-_NUMBERS_OF = {
-    "item": (*_INTEGERS, *_FLOATS),
-    "__int__": _INTEGERS,
-    "__index__": _INTEGERS,
-    "__float__": _FLOATS,
-    "tolist": (*_INTEGERS, *_FLOATS),
-}
 
 
 def call_bound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -123,7 +113,9 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         return _native_method(tracer, fn, owner, args, kwargs)
     if host_random.is_generator(owner):
         return host_random.call_method(tracer, name, owner, args, kwargs)
-    if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
+    if isinstance(owner, torch._C.Generator):
+        return generators.call_method(tracer, name, owner, args, kwargs)
+    if isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
     holds_constant = defined_by in CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
     if (
@@ -215,22 +207,6 @@ _TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
 }
 
 
-def _number(tracer: Tracer, tensor: torch.Tensor) -> Any:
-    """What `tensor.item()` gives, when the graph runs."""
-    if not tensor.is_floating_point():
-        return tracer.world.torch_call(torch.Tensor.item, (tensor,), {})
-    if tracer.recorder.level != "aten" and tracer.recorder.env is not None:
-        tracer.recorder.lacks_form("data-dependent-scalar", "a float that is read from a tensor")
-    return float_of_tensor(tracer.recorder, tensor)
-
-
-def _listed(tracer: Tracer, tensor: torch.Tensor) -> Any:
-    """What `tensor.tolist()` gives."""
-    if tensor.dim():
-        return [_listed(tracer, part) for part in tracer.world.torch_call(torch.Tensor.unbind, (tensor,), {})]
-    return tracer.call(torch.Tensor.item, (tensor,))
-
-
 def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Args, kwargs: Kwargs) -> Any:
     """A method of a tensor that is written in C."""
     row = call_autograd.METHODS.get(name)
@@ -243,14 +219,9 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if name == "__setattr__":
         return subclasses.setattr_of(tracer, owner, args)
     if name in tensors.DATA_DEPENDENT:
-        value = tracer.recorder.known_value(owner)
-        if value is not None:
-            return native(getattr(torch.Tensor, name), value, *args, **kwargs)
-        if tracer.recorder.data_numbers and name in _NUMBERS_OF and not args and not kwargs:
-            if name == "tolist" and all(type(size) is int for size in owner.shape):
-                return _listed(tracer, owner)
-            if owner.numel() == 1 and name != "tolist" and owner.dtype in _NUMBERS_OF[name]:
-                return _number(tracer, owner)
+        value = reads.read(tracer, name, owner, args, kwargs)
+        if value is not MISSING:
+            return value
     if name in _OF_MEMORY and not args and not kwargs and tracer.world.recorder_owns(owner):
         return _OF_MEMORY[name](tracer.world, owner)
     tensors.refuse_method(name)
