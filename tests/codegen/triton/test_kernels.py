@@ -288,6 +288,14 @@ def test_a_gelu_of_halves_is_as_exact_as_halves_are() -> None:
     torch.testing.assert_close(actual, F.gelu(x.double()).half(), rtol=1e-3, atol=1.2e-7, equal_nan=True)
 
 
+def test_a_tanh_of_halves_is_as_exact_as_halves_are() -> None:
+    """Where halves are stored it is approximate: on both sides of where a series takes its place, and at the ends."""
+    ends = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e-7, -90.0, 90.0])
+    x = torch.cat([torch.linspace(-6, 6, 4001), torch.linspace(-0.2, 0.2, 4001), ends]).half()
+    (actual,) = run(lowered(lambda x: x.tanh(), [x]), [x])
+    torch.testing.assert_close(actual, x.double().tanh().half(), rtol=1e-3, atol=1.2e-7, equal_nan=True)
+
+
 def test_only_what_is_rounded_to_a_half_is_computed_fast() -> None:
     """One kernel, which stores halves and full floats: the exponential that is summed stays exact."""
     x = r(64, 40).bfloat16()

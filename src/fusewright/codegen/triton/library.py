@@ -95,8 +95,23 @@ def sigmoid(x):
 
 
 @triton.jit
+def fast_exp(x):
+    """What is smaller than a normal number is zero: two instructions, where tl.exp takes five."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def fast_sigmoid(x):
-    return fast_quotient(1.0, 1.0 + tl.exp(-x))
+    return fast_quotient(1.0, 1.0 + fast_exp(-x))
+
+
+@triton.jit
+def fast_tanh(x):
+    """Within 4e-6 of its value: 1 - 2 / (1 + exp(2 x)), which loses digits near zero, where three terms of the series
+    take its place. Half of libdevice's instructions, and no branches."""
+    z = x * x
+    series = x + x * z * (z * 0.13333334 - 0.33333334)
+    return tl.where(tl.abs(x) < 0.1, series, 1.0 - fast_quotient(2.0, 1.0 + fast_exp(2.0 * x)))
 
 
 @triton.jit
@@ -111,7 +126,7 @@ def fast_one_plus_erf(x):
     p = p * t + 0.28688644672410857
     p = p * t + 0.2282820830841266
     p = p * t + 0.2405330521849316
-    tail = p * t * tl.exp(-z * z)
+    tail = p * t * fast_exp(-z * z)
     return tl.where(x < 0, tail, 2.0 - tail)
 
 

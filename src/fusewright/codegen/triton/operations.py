@@ -219,8 +219,7 @@ def _sign_bit(node: Apply, args: list[str], style: Style) -> str:
 _PROPAGATE = ", propagate_nan=tl.PropagateNan.ALL"
 ELEMENTARY = (
     "exp2", "expm1", "log2", "log10", "log1p", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh",
-    "cosh", "tanh",
-    "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "copysign", "hypot", "nextafter",
+    "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "copysign", "hypot", "nextafter",
 )  # fmt: skip
 
 OPERATIONS: dict[str, Emitter] = {
@@ -266,9 +265,10 @@ OPERATIONS: dict[str, Emitter] = {
     "bitcast": _bitcast,
     "sqrt": _root,
     "reciprocal": _reciprocal,
-    "exp": _either(_text("tl.exp({0})"), _library("exp")),
+    "exp": _either(_library("fast_exp"), _library("exp")),
     "log": _either(_text("tl.log({0})"), _library("log")),
     "sigmoid": _either(_library("fast_sigmoid"), _library("sigmoid")),
+    "tanh": _either(_library("fast_tanh"), _library("tanh")),
     "floor": _by_kind("tl.floor({0})", "{0}"),
     "ceil": _by_kind("tl.ceil({0})", "{0}"),
     "round": _by_kind("lib.rint({0})", "{0}"),
@@ -297,7 +297,7 @@ TYPED_OPERANDS = frozenset({
     "trunc_divide",
     "remainder", "fmod", "shift_left", "shift_right", "sqrt", "reciprocal", "floor", "ceil", "round", "trunc", "frac",
     "sign", "signbit",
-    "exp", "log", "sigmoid", *ELEMENTARY,
+    "exp", "log", "sigmoid", "tanh", *ELEMENTARY,
 })  # fmt: skip
 """Operations whose constant operands must carry a type."""
 
