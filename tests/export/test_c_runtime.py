@@ -91,7 +91,7 @@ class Blocks(nn.Module):
 
     def forward(self, x):
         q, k, v = self.first(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        mask = torch.zeros(21).masked_fill(torch.arange(21) % 5 == 3, -1e4)
+        mask = torch.zeros(1, 21).masked_fill(torch.arange(21) % 5 == 3, -1e4)
         few = F.scaled_dot_product_attention(q[:, :, :3], k, v, attn_mask=mask)
         many = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return few, many, self.half(F.relu(self.first(x)).half()).float()

@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from fusewright.base import marks
 from fusewright.base.errors import ProgramInputError
 from fusewright.base.records import dataclass, field
 from fusewright.exporting.text import program_text
@@ -229,10 +230,29 @@ class _Value:
         self.place = place
 
 
-def _steps(graph: torch.fx.Graph) -> tuple[list[tuple[Any, tuple[Any, ...], dict[str, Any]]], Any]:
+Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def computing(steps: Sequence[Step], outputs: Any, native: bool = True) -> Callable[[list[Any]], Any]:
+    """What gives the outputs for the values of the placeholders, by performing the steps. native: they call nothing but
+    torch functions, and a capture need not interpret them."""
+
+    def compute(values: list[Any]) -> Any:
+        values = list(values)
+        for function, arguments, keywords in steps:
+            given = {name: _given(value, values) for name, value in keywords.items()}
+            values.append(function(*_given(arguments, values), **given))
+        return _given(outputs, values)
+
+    if native:
+        setattr(compute, marks.NATIVE, True)
+    return compute
+
+
+def steps_of(graph: torch.fx.Graph) -> tuple[list[Step], Any]:
     """The operators in order, with their arguments; and the graph's outputs. Placeholders are the first values."""
     places: dict[torch.fx.Node, _Value] = {}
-    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    steps: list[Step] = []
     place: Any = places.__getitem__
     for node in graph.nodes:
         args = torch.fx.map_arg(node.args, place)
@@ -285,7 +305,7 @@ class ProgramModule(torch.nn.Module):
         signature = program.graph_signature
         self.fusewright_signature, self.fusewright_checks = signature, True
         self.fusewright_takes, self.fusewright_gives = program.in_spec, program.out_spec
-        self.fusewright_steps, self.fusewright_outputs = _steps(program.graph)
+        self.fusewright_compute = computing(*steps_of(program.graph))
         self.fusewright_constants = program.constants
         self.fusewright_inputs = tuple((record["kind"], record["target"]) for record in signature.inputs)
         self.fusewright_labels = {name: known["label"] for name, known in signature.symbols.items()}
@@ -305,10 +325,7 @@ class ProgramModule(torch.nn.Module):
                 values.append(laid_out(leaves[target], signature.leaves[target]["order"]))
             else:
                 values.append(self.fusewright_constants[target] if kind == "constant" else self._state(target))
-        for function, arguments, keywords in self.fusewright_steps:
-            given = {name: _given(value, values) for name, value in keywords.items()}
-            values.append(function(*_given(arguments, values), **given))
-        outputs = _given(self.fusewright_outputs, values)
+        outputs = self.fusewright_compute(values)
         user = []
         for record, value in zip(signature.outputs, outputs):
             if record["kind"] == "user":
