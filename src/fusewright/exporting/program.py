@@ -62,14 +62,17 @@ def zeros_of(record: Mapping[str, Any], values: Mapping[str, int]) -> torch.Tens
     return made.permute([order.index(dim) for dim in range(len(order))])
 
 
-def size_text(tree: Tree, labels: Mapping[str, str]) -> str:
-    """A size as a user reads it."""
+def size_text(tree: Tree, labels: Mapping[str, str], inside: bool = False) -> str:
+    """A size as a user reads it. inside: as an operand."""
     if isinstance(tree, int):
         return str(tree)
     if isinstance(tree, str):
         return labels[tree]
-    left, right = size_text(tree[1], labels), size_text(tree[2], labels)
-    return f"{tree[0]}({left}, {right})" if tree[0] in ("min", "max") else f"({left} {tree[0]} {right})"
+    listed = tree[0] in ("min", "max")
+    left, right = (size_text(side, labels, not listed) for side in tree[1:])
+    if listed:
+        return f"{tree[0]}({left}, {right})"
+    return f"({left} {tree[0]} {right})" if inside else f"{left} {tree[0]} {right}"
 
 
 @dataclass(slots=True)
@@ -390,15 +393,12 @@ class ProgramModule(torch.nn.Module):
         for record, leaf in zip(signature.leaves, leaves):
             if record["kind"] == "tensor":
                 for dim, size in enumerate(record["shape"]):
-                    if not isinstance(size, str) and leaf.shape[dim] != size_value(size, sizes):
+                    wanted = size_value(size, sizes)
+                    if leaf.shape[dim] != wanted:
+                        said = "" if isinstance(size, int) else f"{size_text(size, labels)}, which is "
                         raise ProgramInputError(
                             f"dimension {dim} of {record['name']} has size {leaf.shape[dim]}; the program holds for "
-                            f"{size_text(size, labels)} ({record['where'][dim]})"
-                        )
-                    if isinstance(size, str) and leaf.shape[dim] != sizes[size]:
-                        raise ProgramInputError(
-                            f"dimension {dim} of {record['name']} has size {leaf.shape[dim]}; the program holds for "
-                            f"{labels[size]}, which is {sizes[size]} ({record['where'][dim]})"
+                            f"{said}{wanted} ({record['where'][dim]})"
                         )
         for fact in signature.constraints:
             if not holds(fact, sizes):
