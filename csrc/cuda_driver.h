@@ -76,6 +76,7 @@ struct Driver {
     Result (*push_context)(void *context);
     Result (*pop_context)(void **context);
     Result (*synchronise)();
+    Result (*stream_create)(void **stream, unsigned flags);
     Result (*stream_synchronise)(void *stream);
     Result (*allocate)(void **memory, size_t bytes);
     Result (*free)(void *memory);
@@ -116,6 +117,7 @@ constexpr DriverRow kDriverRows[] = {
     FW_ROW(push_context, "cuCtxPushCurrent_v2", true),
     FW_ROW(pop_context, "cuCtxPopCurrent_v2", true),
     FW_ROW(synchronise, "cuCtxSynchronize", true),
+    FW_ROW(stream_create, "cuStreamCreate", true),
     FW_ROW(stream_synchronise, "cuStreamSynchronize", true),
     FW_ROW(allocate, "cuMemAlloc_v2", true),
     FW_ROW(free, "cuMemFree_v2", true),

@@ -93,6 +93,43 @@ Gpu::Gpu(int32_t index) : index_(index) {
     else check(driver.pool_set(pool_, kPoolReleaseThreshold, &all), "keeping the GPU's memory");
 }
 
+namespace {
+
+// Streams by GPU; those of threads that have ended serve others.
+struct Streams {
+    std::mutex mutex;
+    std::multimap<int32_t, void *> idle;
+};
+Streams &streams() {
+    static Streams *all = new Streams;  // threads may end after everything else
+    return *all;
+}
+struct OwnStreams {
+    std::map<int32_t, void *> by_gpu;
+    ~OwnStreams() {
+        std::lock_guard<std::mutex> guard(streams().mutex);
+        streams().idle.insert(by_gpu.begin(), by_gpu.end());
+    }
+};
+
+}  // namespace
+
+void *Gpu::thread_stream() const {
+    static thread_local OwnStreams own;
+    void *&found = own.by_gpu[index_];
+    if (found != nullptr) return found;
+    std::lock_guard<std::mutex> guard(streams().mutex);
+    auto idle = streams().idle.find(index_);
+    if (idle != streams().idle.end()) {
+        found = idle->second;
+        streams().idle.erase(idle);
+        return found;
+    }
+    OnGpu current(this);
+    check(cuda::driver().stream_create(&found, 0), "a stream");
+    return found;
+}
+
 void Gpu::check(cuda::Result result, const std::string &what) const {
     if (result != 0) fail(cuda::describe(what, result), result == cuda::kNoMemory ? FW_MEMORY : FW_RUN);
 }

@@ -12,9 +12,6 @@
 
 namespace fw {
 
-// The stream of the calling thread: what is on it follows what is on the default stream.
-inline void *thread_stream() { return reinterpret_cast<void *>(uintptr_t(2)); }  // CU_STREAM_PER_THREAD
-
 class Gpu {
   public:
     static const Gpu &number(int32_t index);  // opened once, never closed. FW_MACHINE where there is none
@@ -24,6 +21,9 @@ class Gpu {
     static int32_t index_of(const std::string &device);
     int32_t index() const { return index_; }
     int32_t arch() const { return arch_; }
+    // The calling thread's own: what is on it follows what is on the default stream. Not the driver's stream "per
+    // thread", whose one name PyTorch's memory would take for one stream.
+    void *thread_stream() const;
 
     void check(cuda::Result result, const std::string &what) const;
     void *allocate(int64_t bytes, void *stream) const;

@@ -8,24 +8,12 @@
 #include <new>
 #include <set>
 
+#include "conditions.h"
 #include "plan.h"
 #include "signature.h"
 
 namespace fw {
 namespace {
-
-// A size: a number, a symbol, or [operator, left, right].
-struct Size {
-    int64_t number = 0;
-    int symbol = -1;
-    std::string op;
-    std::vector<Size> sides;
-};
-
-struct Fact {
-    std::string op;
-    Size left, right;
-};
 
 struct Leaf {
     std::string name;
@@ -52,55 +40,6 @@ struct Entry {
     std::vector<Version> versions;
     size_t results = 0;
 };
-
-template <typename Resolve>
-Size read_size(const Value &value, Resolve resolve, int depth = 0) {
-    Size made;
-    require(depth < 32, "a size of another form");
-    if (value.kind == Value::Text) {
-        made.symbol = resolve(value.text);
-    } else if (value.kind == Value::List) {
-        require(value.items.size() == 3, "a size of another form");
-        made.op = value.at(0).string();
-        static const std::set<std::string> known = {"+", "*", "//", "%", "min", "max"};
-        require(known.count(made.op) != 0, "a size of another form");
-        made.sides = {read_size(value.at(1), resolve, depth + 1), read_size(value.at(2), resolve, depth + 1)};
-    } else {
-        made.number = value.number();
-    }
-    return made;
-}
-
-template <typename Resolve>
-Fact read_fact(const Value &value, Resolve resolve) {
-    Fact made{value.list().at(0).string(), read_size(value.at(1), resolve), read_size(value.at(2), resolve)};
-    require(made.op == "==" || made.op == "!=" || made.op == "<" || made.op == "<=", "a condition of another form");
-    return made;
-}
-
-template <typename Known>
-int64_t evaluate(const Size &size, Known known) {
-    if (size.symbol >= 0) return known(size.symbol);
-    if (size.sides.empty()) return size.number;
-    int64_t a = evaluate(size.sides[0], known), b = evaluate(size.sides[1], known), result = 0;
-    if (size.op == "min") return a < b ? a : b;
-    if (size.op == "max") return a > b ? a : b;
-    bool bad = false;
-    if (size.op == "+") bad = __builtin_add_overflow(a, b, &result);
-    else if (size.op == "*") bad = __builtin_mul_overflow(a, b, &result);
-    else {
-        bad = b == 0 || (a == INT64_MIN && b == -1);
-        if (!bad) result = size.op == "//" ? a / b - (a % b != 0 && (a % b < 0) != (b < 0)) : (a % b + b) % b;
-    }
-    if (bad) fail("a size is too large, or divided by zero", FW_INPUT);
-    return result;
-}
-
-template <typename Known>
-bool holds(const Fact &fact, Known known) {
-    int64_t a = evaluate(fact.left, known), b = evaluate(fact.right, known);
-    return fact.op == "==" ? a == b : fact.op == "!=" ? a != b : fact.op == "<" ? a < b : a <= b;
-}
 
 }  // namespace
 }  // namespace fw
@@ -426,8 +365,8 @@ class Reader {
         const Gpu &gpu = *package_->gpu;
         Owned &found = package_->on_gpu[stored.data + start];
         if (found == nullptr) {
-            found = Owned(gpu.allocate(int64_t(stored.size - start), thread_stream()), Free{&gpu, thread_stream()});
-            gpu.upload(found.get(), stored.data + start, int64_t(stored.size - start), thread_stream());
+            found = Owned(gpu.allocate(int64_t(stored.size - start), gpu.thread_stream()), Free{&gpu, gpu.thread_stream()});
+            gpu.upload(found.get(), stored.data + start, int64_t(stored.size - start), gpu.thread_stream());
         }
         return static_cast<const char *>(found.get()) + offset - start;
     }
@@ -601,11 +540,12 @@ fw_status fw_run_on(const fw_package *package, size_t entry, const fw_tensor *in
 fw_status fw_run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
                  fw_tensor *outputs, size_t output_count) {
     return guarded([&] {
-        run(package, entry, inputs, input_count, outputs, output_count, thread_stream());
+        void *stream = package->gpu == nullptr ? nullptr : package->gpu->thread_stream();
+        run(package, entry, inputs, input_count, outputs, output_count, stream);
         if (package->gpu == nullptr) return;
         try {
             OnGpu current(package->gpu);
-            package->gpu->wait(thread_stream());
+            package->gpu->wait(stream);
         } catch (const Failure &) {
             for (size_t i = 0; i < output_count; i++) fw_free(&outputs[i]);
             throw;
@@ -623,8 +563,8 @@ fw_status fw_to_cpu(fw_tensor *tensor) {
         if (made == nullptr) fail("no memory for " + std::to_string(bytes) + " bytes", FW_MEMORY);
         OnGpu current(&gpu);
         gpu.wait_for_all();  // it may have been made on any stream
-        gpu.download(made.get(), tensor->data, bytes, thread_stream());
-        gpu.wait(thread_stream());
+        gpu.download(made.get(), tensor->data, bytes, gpu.thread_stream());
+        gpu.wait(gpu.thread_stream());
         fw_free(tensor);
         tensor->data = made.release();
         tensor->device = FW_CPU;
@@ -633,8 +573,13 @@ fw_status fw_to_cpu(fw_tensor *tensor) {
 }
 
 void fw_free(fw_tensor *tensor) {
-    if (tensor->device == FW_CUDA && tensor->data != nullptr)
-        Gpu::number(tensor->device_index).free(tensor->data, thread_stream());
-    else std::free(tensor->data);
+    if (tensor->device == FW_CUDA && tensor->data != nullptr) {
+        guarded([&] {
+            const Gpu &gpu = Gpu::number(tensor->device_index);
+            gpu.free(tensor->data, gpu.thread_stream());
+        });
+    } else {
+        std::free(tensor->data);
+    }
     tensor->data = nullptr;
 }

@@ -234,9 +234,10 @@ void CallPlan::run(const fw_tensor *leaves, fw_tensor *results, void *stream) co
 }
 
 std::vector<Kept> CallPlan::run_kept() const {
-    OperatorScope scope(true, library_.gpu, thread_stream());
+    void *stream = library_.gpu == nullptr ? nullptr : library_.gpu->thread_stream();
+    OperatorScope scope(true, library_.gpu, stream);
     Memory memory;
-    memory.stream = thread_stream();
+    memory.stream = stream;
     const int64_t *values = start(nullptr, &memory);
     perform(values, &memory);
     std::map<size_t, std::shared_ptr<void>> shared;
@@ -301,7 +302,8 @@ const std::vector<Kept> &Preparation::get() const {
     if (made_ != nullptr) return *made_;
     std::vector<Kept> values = plan_->run_kept();
     if (values.size() != values_) fail("the preparation gives other values");
-    OperatorScope scope(true, plan_->gpu(), thread_stream());
+    void *stream = plan_->gpu() == nullptr ? nullptr : plan_->gpu()->thread_stream();
+    OperatorScope scope(true, plan_->gpu(), stream);
     std::vector<Handle> handles;
     for (const Kept &value : values) handles.push_back(value.handle());
     handles.push_back(nullptr);  // of a result
@@ -317,7 +319,7 @@ const std::vector<Kept> &Preparation::get() const {
             made->back().memory = values[result.value].memory;
         }
     }
-    if (plan_->gpu() != nullptr) plan_->gpu()->wait(thread_stream());  // other streams read them
+    if (plan_->gpu() != nullptr) plan_->gpu()->wait(stream);  // other streams read them
     made_ = std::move(made);
     return *made_;
 }

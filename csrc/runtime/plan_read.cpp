@@ -80,8 +80,8 @@ CallPlan::CallPlan(Bytes data, std::vector<PlanInput> inputs, std::vector<size_t
         if (slots_[i].gpu == nullptr) continue;
         on_gpu_.resize(constants_.size());
         const Gpu &gpu = *slots_[i].gpu;
-        Owned made(gpu.allocate(int64_t(constant.data.size), thread_stream()), Free{&gpu, thread_stream()});
-        gpu.upload(made.get(), constant.data.data, int64_t(constant.data.size), thread_stream());
+        Owned made(gpu.allocate(int64_t(constant.data.size), gpu.thread_stream()), Free{&gpu, gpu.thread_stream()});
+        gpu.upload(made.get(), constant.data.data, int64_t(constant.data.size), gpu.thread_stream());
         on_gpu_[slots_[i].where] = std::move(made);
     }
     std::vector<std::string> keys;
@@ -234,6 +234,7 @@ void CallPlan::read_extern(const Value &one) {
     for (const Value &value : one.at(3).list().items)
         made.doubles.push_back(value.kind == Value::Real ? value.real : double(value.number()));
     check_torch_version(library_.made_with);
+    if (library_.gpu != nullptr) torch_cuda();  // it has the function
     made.function = torch().function(symbol);
     if (made.function == nullptr) fail("this libtorch lacks " + symbol, FW_MACHINE);
     calls_library_ = true;
@@ -276,6 +277,7 @@ void CallPlan::read_operator(const Value &one) {
         require(results.back() < 0 || slots_[handled(slot)].kind == kReturned, "a result that has another memory");
     }
     check_torch_version(library_.made_with);
+    if (library_.gpu != nullptr) torch_cuda();
     calls_library_ = true;
     steps_.push_back({Step::Operator, operators_.size(), 0});
     operators_.push_back(operator_step(found->second, std::move(stack), keywords, std::move(results)));

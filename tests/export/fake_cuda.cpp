@@ -91,6 +91,7 @@ SHOW int cuDevicePrimaryCtxRetain(void **context, int) { return *context = &cont
 SHOW int cuCtxSetCurrent(void *) { return contexts = 1, 0; }
 SHOW int cuCtxPushCurrent_v2(void *) { return contexts++, fake_contexts++, 0; }
 SHOW int cuCtxPopCurrent_v2(void **) { return contexts--, fake_contexts--, 0; }
+SHOW int cuStreamCreate(void **stream, unsigned flags) { ENTER; return *stream = std::malloc(1), int(flags); }
 SHOW int cuCtxSynchronize() { ENTER; return 0; }
 SHOW int cuStreamSynchronize(void *) { ENTER; return fake_broken; }
 SHOW int cuModuleLoadData(void **module, const void *image) {

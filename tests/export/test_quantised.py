@@ -104,3 +104,49 @@ def test_weights_of_torchao(name, tmp_path):
         torch.testing.assert_close(run(x), model(x))
         run.load_state_dict(other.state_dict())
         torch.testing.assert_close(run(x), other(x))
+
+
+class Packed(nn.Module):
+    """Weights in an object of a C++ class, which PyTorch's own export refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(weight, torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.linear_dynamic(x, self.packed) + 1
+
+
+@pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="PyTorch has no packed weights here")
+def test_objects_of_cpp_classes_stay_in_the_process(tmp_path) -> None:
+    model, x = Packed(), torch.randn(3, 4)
+    with torch.no_grad():
+        program = fusewright.export(model, (x,))
+        torch.testing.assert_close(program.module()(x), model(x))
+        for write in (fusewright.save, fusewright.package):
+            with pytest.raises(fusewright.ExportError, match=r"LinearPackedParamsBase.*torchao.*linear_dynamic.* at test_quantised.py:\d+"):
+                write(program, tmp_path / "model")
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) * 2
+
+
+class Calls(nn.Module):
+    def __init__(self, inner: Any = None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scripted(x) + 1 if self.inner is None else self.inner(x) + 1
+
+
+def test_torchscript() -> None:
+    """A scripted function is the function that it was made of; a scripted or traced module is an error with the line."""
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(fusewright.export(Calls(), (x,)).module()(x), Calls()(x))
+    for inner in (torch.jit.script(nn.Linear(4, 4)), torch.jit.trace(nn.Linear(4, 4), x)):
+        with pytest.raises(fusewright.GraphBreakError, match=r"(?s)TorchScript.*test_quantised.py:\d+.*Python original"):
+            fusewright.export(Calls(inner), (x,))

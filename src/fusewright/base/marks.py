@@ -14,6 +14,7 @@ from fusewright.base.records import dataclass
 
 DISABLED = "_fusewright_disable"  # on a wrapper: True, or the reason
 EAGER_FRAME = "_fusewright_eager_frame"  # on a function: its own frame is never compiled, what it calls is
+NATIVE = "_fusewright_native"  # on a function of ours: it runs on traced tensors as torch functions do, not interpreted
 CONSTANT = "_dynamo_marked_constant"  # PyTorch's name, which torch.compiler.assume_constant_result sets as well
 
 # Attributes that mark_dynamic and its kin leave on a tensor: PyTorch's names, which fusewright's own functions set as

@@ -194,11 +194,12 @@ def compiled(
         return _versions(program, target, sizes, options, name, archs)
     options = {**(options or {}), "pack_weights": False, "library_products": False, "vector_functions": False}
     if any("type" not in node.meta for node in program.graph.nodes if node.op != "output"):  # it was loaded
-        program = decomposed(program, lambda node: node.target)  # type: ignore[arg-type, return-value]
+        program = decomposed(program, lambda node: node.target, native=True)  # type: ignore[arg-type, return-value]
     by_memory = any(node.target in BY_MEMORY for node in program.graph.nodes)
     candidates = [in_loops] if by_memory else [by_kernels(target, True), by_kernels(target, False), in_loops]
     for number, function_of in enumerate(candidates):
-        made = _versions(decomposed(program, function_of, laid_out=True), target, sizes, options, name)
+        written = decomposed(program, function_of, laid_out=True, native=True)
+        made = _versions(written, target, sizes, options, name)
         try:
             for version in made:
                 check(name, version.graph, program.graph)

@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from fusewright.base import marks
 from fusewright.base.errors import ProgramInputError
 from fusewright.base.records import dataclass, field
 from fusewright.exporting.text import program_text
@@ -61,14 +62,17 @@ def zeros_of(record: Mapping[str, Any], values: Mapping[str, int]) -> torch.Tens
     return made.permute([order.index(dim) for dim in range(len(order))])
 
 
-def size_text(tree: Tree, labels: Mapping[str, str]) -> str:
-    """A size as a user reads it."""
+def size_text(tree: Tree, labels: Mapping[str, str], inside: bool = False) -> str:
+    """A size as a user reads it. inside: as an operand."""
     if isinstance(tree, int):
         return str(tree)
     if isinstance(tree, str):
         return labels[tree]
-    left, right = size_text(tree[1], labels), size_text(tree[2], labels)
-    return f"{tree[0]}({left}, {right})" if tree[0] in ("min", "max") else f"({left} {tree[0]} {right})"
+    listed = tree[0] in ("min", "max")
+    left, right = (size_text(side, labels, not listed) for side in tree[1:])
+    if listed:
+        return f"{tree[0]}({left}, {right})"
+    return f"({left} {tree[0]} {right})" if inside else f"{left} {tree[0]} {right}"
 
 
 @dataclass(slots=True)
@@ -229,10 +233,29 @@ class _Value:
         self.place = place
 
 
-def _steps(graph: torch.fx.Graph) -> tuple[list[tuple[Any, tuple[Any, ...], dict[str, Any]]], Any]:
+Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def computing(steps: Sequence[Step], outputs: Any, native: bool = True) -> Callable[[list[Any]], Any]:
+    """What gives the outputs for the values of the placeholders, by performing the steps. native: they call nothing but
+    torch functions, and a capture need not interpret them."""
+
+    def compute(values: list[Any]) -> Any:
+        values = list(values)
+        for function, arguments, keywords in steps:
+            given = {name: _given(value, values) for name, value in keywords.items()}
+            values.append(function(*_given(arguments, values), **given))
+        return _given(outputs, values)
+
+    if native:
+        setattr(compute, marks.NATIVE, True)
+    return compute
+
+
+def steps_of(graph: torch.fx.Graph) -> tuple[list[Step], Any]:
     """The operators in order, with their arguments; and the graph's outputs. Placeholders are the first values."""
     places: dict[torch.fx.Node, _Value] = {}
-    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    steps: list[Step] = []
     place: Any = places.__getitem__
     for node in graph.nodes:
         args = torch.fx.map_arg(node.args, place)
@@ -285,7 +308,7 @@ class ProgramModule(torch.nn.Module):
         signature = program.graph_signature
         self.fusewright_signature, self.fusewright_checks = signature, True
         self.fusewright_takes, self.fusewright_gives = program.in_spec, program.out_spec
-        self.fusewright_steps, self.fusewright_outputs = _steps(program.graph)
+        self.fusewright_compute = computing(*steps_of(program.graph))
         self.fusewright_constants = program.constants
         self.fusewright_inputs = tuple((record["kind"], record["target"]) for record in signature.inputs)
         self.fusewright_labels = {name: known["label"] for name, known in signature.symbols.items()}
@@ -305,10 +328,7 @@ class ProgramModule(torch.nn.Module):
                 values.append(laid_out(leaves[target], signature.leaves[target]["order"]))
             else:
                 values.append(self.fusewright_constants[target] if kind == "constant" else self._state(target))
-        for function, arguments, keywords in self.fusewright_steps:
-            given = {name: _given(value, values) for name, value in keywords.items()}
-            values.append(function(*_given(arguments, values), **given))
-        outputs = _given(self.fusewright_outputs, values)
+        outputs = self.fusewright_compute(values)
         user = []
         for record, value in zip(signature.outputs, outputs):
             if record["kind"] == "user":
@@ -373,15 +393,12 @@ class ProgramModule(torch.nn.Module):
         for record, leaf in zip(signature.leaves, leaves):
             if record["kind"] == "tensor":
                 for dim, size in enumerate(record["shape"]):
-                    if not isinstance(size, str) and leaf.shape[dim] != size_value(size, sizes):
+                    wanted = size_value(size, sizes)
+                    if leaf.shape[dim] != wanted:
+                        said = "" if isinstance(size, int) else f"{size_text(size, labels)}, which is "
                         raise ProgramInputError(
                             f"dimension {dim} of {record['name']} has size {leaf.shape[dim]}; the program holds for "
-                            f"{size_text(size, labels)} ({record['where'][dim]})"
-                        )
-                    if isinstance(size, str) and leaf.shape[dim] != sizes[size]:
-                        raise ProgramInputError(
-                            f"dimension {dim} of {record['name']} has size {leaf.shape[dim]}; the program holds for "
-                            f"{labels[size]}, which is {sizes[size]} ({record['where'][dim]})"
+                            f"{said}{wanted} ({record['where'][dim]})"
                         )
         for fact in signature.constraints:
             if not holds(fact, sizes):

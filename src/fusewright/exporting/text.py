@@ -75,8 +75,12 @@ def program_text(graph: torch.fx.Graph) -> str:
             if where and where != last:
                 lines.append(f"# {where}")
             last = where or last
-            arguments = [_value_text(value) for value in node.args]
-            arguments += [f"{name}={_value_text(value)}" for name, value in node.kwargs.items()]
+            try:
+                arguments = [_value_text(value) for value in node.args]
+                arguments += [f"{name}={_value_text(value)}" for name, value in node.kwargs.items()]
+            except ExportError as error:
+                called = f"{target_text(node.target)} at {where}" if where else target_text(node.target)
+                raise ExportError(f"{error}: it is given to {called}") from None
             lines.append(f"%{node.name}: {kind} = {target_text(node.target)}({', '.join(arguments)})")
     return "\n".join(lines) + "\n"
 
@@ -122,6 +126,11 @@ def _value_text(value: Any) -> str:
         return f"({', '.join(map(_value_text, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, list):
         return f"[{', '.join(map(_value_text, value))}]"
+    if isinstance(value, torch.ScriptObject):
+        raise ExportError(
+            f"a program that is saved cannot hold a {value._type().name()}, an object of a class of PyTorch's C++ "
+            "library. Of packed quantised weights: quantise by torchao, whose weights are tensors"
+        )
     raise ExportError(f"a program cannot hold an argument of type {type(value).__name__}")
 
 

@@ -22,7 +22,7 @@ from fusewright.capture.settings import CaptureOptions
 from fusewright.exporting import results
 from fusewright.exporting.dims import Dim, Hint
 from fusewright.exporting.lift import Input, Lifted, lift
-from fusewright.exporting.program import ExportedProgram, Signature
+from fusewright.exporting.program import ExportedProgram, Signature, computing, steps_of
 from fusewright.exporting.request import Request, memory_order, request_of, stand_in
 from fusewright.exporting.spec import container
 from fusewright.exporting.subclasses import flattened
@@ -82,13 +82,16 @@ def _export(
 
 
 def decomposed(
-    program: ExportedProgram, function_of: Callable[[torch.fx.Node], Callable[..., Any]], laid_out: bool = False
+    program: ExportedProgram,
+    function_of: Callable[[torch.fx.Node], Callable[..., Any]],
+    laid_out: bool = False,
+    native: bool = False,
 ) -> ExportedProgram:
     """The same program, each of its operators computed by `function_of` its node. laid_out: results that lay row by
-    row in memory do so, however the functions' results lie."""
+    row in memory do so, however the functions' results lie. native: the functions are not a user's."""
     module = program.module()
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    steps = zip(nodes, module.fusewright_steps, strict=True)
+    steps, outputs = steps_of(program.graph)
     (output,) = program.graph.find_nodes(op="output")
     results = [node for node in nodes if laid_out and node in output.all_input_nodes and _lies_by_rows(node)]
 
@@ -96,7 +99,8 @@ def decomposed(
         made = function_of(node)
         return (lambda *args, **named: made(*args, **named).contiguous()) if node in results else made
 
-    module.fusewright_steps = [(function(node), given, named) for node, (_, given, named) in steps]
+    written = [(function(node), given, named) for node, (_, given, named) in zip(nodes, steps, strict=True)]
+    module.fusewright_compute = computing(written, outputs, native)
     module.fusewright_checks = False
     args, kwargs = examples_of(program) if program.example_inputs is None else program.example_inputs
     dims = sizes_again(program)

@@ -291,9 +291,10 @@ def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _call_scripted(tracer: Tracer, fn: torch.jit.ScriptFunction, args: Args, kwargs: Kwargs) -> Any:
     """What torch.jit.script made of a function: the function. (Of one that was traced, there is none.)"""
-    if "_torchdynamo_inline" not in vars(fn):
+    original = vars(fn).get("_torchdynamo_inline")
+    if original is None:
         return refuse(tracer, fn, args, kwargs)
-    return call(tracer, tracer.world.getattr(fn, "_torchdynamo_inline"), args, kwargs)
+    return call(tracer, tracer.world.load(original, tracer.world.constant(original, "scripted")), args, kwargs)
 
 
 def _call_torch_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -60,6 +60,8 @@ def of_function(fn: types.FunctionType) -> Rule | None:
     attributes = fn.__dict__
     if marks.DISABLED in attributes or attributes.get("_torchdynamo_disable"):
         return _disabled
+    if marks.NATIVE in attributes:
+        return run_natively
     return constant_result if attributes.get(marks.CONSTANT) else by_torch(fn)
 
 
