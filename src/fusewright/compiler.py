@@ -72,10 +72,11 @@ from fusewright.capture.conversions import converting, plain_sources, under_infe
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
-from fusewright.capture.interpret.speculation import MARK, TAKEN
+from fusewright.capture.interpret.speculation import TAKEN
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
+from fusewright.operators.known_sizes import MARK
 from fusewright.process import PROCESS, FunctionState, call_with_locals, function_name
 
 CompiledFunction = _native.CompiledFunction

@@ -6,8 +6,8 @@ on. Arithmetic is recorded in float64, so that it gives what Python's gives. Alw
 either becomes a guard on the outside float that it came from, or breaks the graph; an answer is never a guess. Where
 Python raises (a division by zero), so does capture, and compiled code serves only values for which Python does not
 (`float_domains`). Of what a tensor holds nothing is known: a step count is taken to be in range, and for a number that
-the program has read by itself (`checked`) the graph checks that Python would not have raised. The method names are the protocol of `torch.SymFloat` (as in
-symint.py).
+the program has read by itself (`checked`) the graph checks that Python would not have raised. The method names are the
+protocol of `torch.SymFloat` (as in symint.py).
 """
 
 from __future__ import annotations

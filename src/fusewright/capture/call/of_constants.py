@@ -16,10 +16,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values.array import of_data
+from fusewright.capture.border.values.array_calls import call_function
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call.builtins import Row, plain_data
 from fusewright.capture.guards import MISSING
@@ -35,6 +37,8 @@ def _of_numpy(fn: Callable[..., Any]) -> Row:
     """Of traced arrays it has been handled before (values/array.py)."""
 
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        if args and isinstance(args[0], torch.Tensor) and fn in (np.array, np.asarray):
+            return call_function(tracer, fn, args, kwargs)
         ready = [_known(tracer, value) for value in args]
         keywords = {name: _known(tracer, value) for name, value in kwargs.items()}
         if any(value is MISSING for value in (*ready, *keywords.values())):

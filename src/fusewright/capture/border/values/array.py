@@ -44,12 +44,28 @@ _ELEMENT = ("data-dependent-scalar", "an element of an array is read into Python
 
 
 class TracedArray:
-    """An array, or with `scalar` a NumPy scalar, that stands for `tensor`."""
+    """An array, or with `scalar` a NumPy scalar, that stands for `tensor`. backward: a view that runs backwards through
+    another array, which no tensor is; it is read anew each time, and not written to."""
 
-    __slots__ = ("scalar", "tensor", "world")
+    __slots__ = ("_tensor", "backward", "scalar", "world")
 
-    def __init__(self, world: World, tensor: torch.Tensor, scalar: bool = False) -> None:
-        self.world, self.tensor, self.scalar = world, tensor, scalar
+    def __init__(
+        self, world: World, tensor: torch.Tensor, scalar: bool = False, backward: tuple[slice, ...] = ()
+    ) -> None:
+        self.world, self._tensor, self.scalar, self.backward = world, tensor, scalar, backward
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        tensor = self._tensor
+        for axis, part in enumerate(self.backward):
+            if part.step is None or part.step > 0:
+                tensor = self.world.torch_call(operator.getitem, (tensor, (*[slice(None)] * axis, part)), {})
+                continue
+            places = range(int(tensor.shape[axis]))[part]
+            forward = slice(places[-1], places[0] + 1, -part.step) if places else slice(0, 0)
+            tensor = self.world.torch_call(operator.getitem, (tensor, (*[slice(None)] * axis, forward)), {})
+            tensor = self.world.torch_call(torch.flip, (tensor, [axis]), {})
+        return tensor
 
     @property
     def dtype(self) -> np.dtype:
@@ -65,6 +81,8 @@ class TracedArray:
 
     def __getitem__(self, key: Any) -> TracedArray:
         parts = key if isinstance(key, tuple) else (key,)
+        if all(map(_is_slice, parts)) and len(parts) <= self.tensor.dim() and not all(map(_plain_slice, parts)):
+            return TracedArray(self.world, self.tensor, backward=parts) if not self.backward else refuse("[::-1] twice")
         if not all(part is None or part is Ellipsis or type(part) is int or _plain_slice(part) for part in parts):
             found = on_values(self.world, operator.getitem, (self, key), {})
             if found is None:
@@ -74,7 +92,7 @@ class TracedArray:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self[key]  # the same keys
-        if _is_outside(self):
+        if _is_outside(self) or self.backward:
             refuse("a store into an array from outside")
         if type(value) is not TracedArray and type(value) not in _WEAK:
             refuse(f"a store of a {type(value).__name__} into an array")
@@ -136,10 +154,14 @@ def _is_outside(array: TracedArray) -> bool:
     return bool(getattr(array.tensor, "input_storage", True))
 
 
-def _plain_slice(part: Any) -> bool:
+def _is_slice(part: Any) -> bool:
     return isinstance(part, slice) and all(
         bound is None or type(bound) is int for bound in (part.start, part.stop, part.step)
-    ) and (part.step is None or part.step > 0)  # fmt: skip
+    )
+
+
+def _plain_slice(part: Any) -> bool:
+    return _is_slice(part) and (part.step is None or part.step > 0)
 
 
 def result(world: World, tensor: torch.Tensor) -> TracedArray:
@@ -191,7 +213,7 @@ def _real(world: World, value: Any, reals: list[np.ndarray]) -> Any:
         if held is None:
             raise LookupError
         real = held.numpy()
-        reals.append(real)
+        reals += [] if value.backward else [real]
         return real[()] if value.scalar else real
     if type(value) in (list, tuple):
         return type(value)(_real(world, part, reals) for part in value)
@@ -340,7 +362,7 @@ def _binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     made = row(world, left, right)
     if not inplace or type(left) is not TracedArray or left.scalar:
         return made
-    if _is_outside(left) or made.dtype != left.dtype or made.tensor.shape != left.tensor.shape:
+    if _is_outside(left) or left.backward or made.dtype != left.dtype or made.tensor.shape != left.tensor.shape:
         refuse(f"{op}= of an array from outside, or with another dtype")
     world.torch_call(torch.Tensor.copy_, (left.tensor, made.tensor), {})
     return left

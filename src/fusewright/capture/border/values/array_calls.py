@@ -24,6 +24,7 @@ from fusewright.capture.border.values.array import (
     elementwise,
     has_array,
     matmul,
+    of_tensor,
     on_values,
     power,
     refuse,
@@ -135,6 +136,8 @@ def _unary(function: Callable[..., Any], kinds: str = "f") -> Callable[..., Any]
 
 def _as_array(world: World, array: Any, dtype: Any = None, copy: bool = True) -> TracedArray:
     """np.array and np.asarray of an array; of a scalar, an array without dimensions is no scalar."""
+    if isinstance(array, torch.Tensor):
+        array, copy = of_tensor(world, array), copy or dtype is None
     if type(array) is not TracedArray or array.scalar or type(copy) is not bool:
         refuse("an array of other things than one array")
     if copy and not array.tensor.is_contiguous():
@@ -384,11 +387,11 @@ def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
     if id(fn) in _TO_TENSOR:
         return _to_tensor
     if isinstance(fn, np.ufunc) or str(getattr(fn, "__module__", "")).startswith("numpy"):
-        return _call_function
+        return call_function
     return None
 
 
-def _call_function(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_function(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     row = _BY_ID.get(id(fn))
     pure = fn if isinstance(fn, np.ufunc) or id(fn) in _BY_ID or id(fn) in _PURE else None
     if row is None:
@@ -411,7 +414,8 @@ def _called(tracer: Tracer, row: Callable[..., Any], fn: Any, args: tuple[Any, .
 def _to_tensor(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch.from_numpy and torch.as_tensor share the array's memory; torch.tensor copies it."""
     array, *rest = args
-    if rest or kwargs or type(array) is not TracedArray or (array.scalar and fn is torch.from_numpy):
+    unlike = type(array) is not TracedArray or array.backward or (array.scalar and fn is torch.from_numpy)
+    if rest or kwargs or unlike:
         refuse(f"torch.{fn.__name__} of an array with further arguments")
     return tracer.world.torch_call(torch.clone, (array.tensor,), {}) if fn is torch.tensor else array.tensor
 
