@@ -10,7 +10,7 @@ operator runs once, unless a later one turns out to write to an input.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,8 +121,12 @@ class CallValues:
 
     def shape_of(self, func: OpOverload, args: Sequence[object]) -> tuple[int, ...]:
         """The shape of the result for these real arguments."""
+        return self.ask(lambda: tuple(func(*args).shape))
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """The answer to a question about real tensors, which is not recorded."""
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-            return tuple(func(*args).shape)
+            return question()
 
     def is_fixed(self, node: Node) -> bool:
         """Whether the value follows from the program alone."""

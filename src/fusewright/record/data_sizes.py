@@ -31,7 +31,7 @@ from fusewright.record.traced_tensor import TracedTensor
 from fusewright.record.unknown_shape import UnknownShape
 from fusewright.sizes.expressions import Dim, Relation, bounds, product
 from fusewright.sizes.symint import size_of
-from fusewright.sizes.tensor_type import TensorType, contiguous_strides
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides, held_number
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -258,14 +258,12 @@ def _bincount_for_call(
     call = recorder.dispatch
     numbers = call(aten._to_copy.default, (source,), {"dtype": torch.int64})
     largest, bins = call(aten.amax.default, (numbers,), {}), least
-    few = least > 0 and recorder.read(call(aten.lt.Scalar, (largest, least), {}))
-    if few is None:
-        return NotImplemented
-    if not few:
+    few = recorder.read(call(aten.lt.Scalar, (largest, least), {})) if least > 0 else None
+    if few is None or not held_number(few):
         value = recorder.read(largest)
         if value is None:
             return NotImplemented
-        bins = max(int(value) + 1, least)
+        bins = max(held_number(value) + 1, least)
     dtype = torch.int64
     if weights is None:
         weights = call(aten.ones_like.default, (numbers,), {})

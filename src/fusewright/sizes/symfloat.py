@@ -35,6 +35,7 @@ from fusewright.sizes.float_operators import (
     UNARY,
 )
 from fusewright.sizes.symint import SymNode, size_of
+from fusewright.sizes.tensor_type import held_number
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -201,7 +202,7 @@ class FloatNode:
             value = self.recorder.read(self.tensor)
             if value is None:
                 raise GraphBreak("data-dependent-scalar", "a Python number is read from a tensor")
-            return float(value)
+            return float(held_number(value))
         for origin in self.history.origins:
             origin.fix()
         return self.history.value
@@ -375,7 +376,7 @@ class FloatNode:
                 condition = self.recorder.dispatch(COMPARED[op], (self.operand(), right.operand()), {})
             value = self.recorder.read(condition)
             if value is not None:
-                return SymNode(bool(value), self._env())
+                return SymNode(bool(held_number(value)), self._env())
         if constant is None and self.constant is not None:
             answer = right._test(RELATIONS[SWAPPED.get(op, op)], self.constant)
         else:

@@ -22,6 +22,7 @@ from fusewright.capture.guards.sources import Item, Local
 from fusewright.operators.known_sizes import MARK
 from fusewright.record.call_values import CallValues
 from fusewright.record.traced_tensor import TracedTensor
+from fusewright.sizes.tensor_type import held_number
 
 if TYPE_CHECKING:
     from fusewright.capture.bytecode.instructions import CodeInfo
@@ -86,7 +87,7 @@ class Speculation:
         value = self.values.of(mask.node)
         if value is None:
             return None
-        found = int(value.count_nonzero())
+        found = self.values.ask(lambda: int(value.count_nonzero()))
         call = self.tracer.recorder.call
         self._take(place, call(torch.eq, (call(torch.count_nonzero, (mask,)), found)))
         return found
@@ -106,10 +107,11 @@ class Speculation:
     def _same(self, tensor: TracedTensor, value: torch.Tensor) -> object:
         call = self.tracer.recorder.call
         if value.numel() != 1:
-            return call(torch.all, (call(torch.eq, (tensor, value.clone())),))
+            return call(torch.all, (call(torch.eq, (tensor, self.values.ask(value.clone))),))
+        number = held_number(value)
         if value.dtype is torch.bool:
-            return tensor if value else call(torch.logical_not, (tensor,))
-        return call(torch.eq, (tensor, value.item()))
+            return tensor if number else call(torch.logical_not, (tensor,))
+        return call(torch.eq, (tensor, number))
 
     def _same_inputs(self, tensor: TracedTensor) -> list[object] | None:
         """That what floats are computed from is the same: computed by other code, their last bits may differ. None
@@ -123,7 +125,7 @@ class Speculation:
             if not isinstance(real, torch.Tensor) or not isinstance(traced, TracedTensor):
                 continue  # a size, of which guards speak
             static = all(isinstance(size, int) for size in traced.tensor_type.shape)
-            if not static or real.numel() > MOST_COMPARED or bool(real.isnan().any()):
+            if not static or real.numel() > MOST_COMPARED or self.values.ask(real.isnan().any):
                 return None
             conditions.append(self._same(traced, real.detach()))
         return conditions
