@@ -72,7 +72,7 @@ from fusewright.capture.conversions import converting, plain_sources, under_infe
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
-from fusewright.capture.interpret.speculation import TAKEN
+from fusewright.capture.interpret.speculation import TAKEN, differences
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
@@ -507,6 +507,8 @@ def _fell_back(function: types.FunctionType, error: BaseException | None, entry:
         for compiler in list(PROCESS.compilers):
             if (place, TAKEN) in compiler.history:
                 compiler.history[place, TAKEN] = ()
+                differed = differences(function)
+                compiler.history[differed] = (*compiler.history.get(differed, ()), 1)
     STREAM.emit(
         FellBack(
             function_name(function),

@@ -323,6 +323,22 @@ def test_a_place_is_dropped_for_good() -> None:
     assert count(events, FellBack) == 1 and count(events, Compiled) <= 6
 
 
+def test_a_function_whose_values_differ_here_and_there_is_let_alone() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for place in range(8):
+            x = x + 1 if x[place] > 0 else x - 1
+        a = x * 2 if x[0] > 0 else x
+        b = x * 2 if x[1] > 0 else x
+        c = x * 2 if x[2] > 0 else x
+        d = x * 2 if x[3] > 0 else x
+        e = x * 2 if x[4] > 0 else x
+        return a + b + c + d + e
+
+    torch.manual_seed(0)
+    events = calls(f, *((torch.randn(8) * 4).round() for _ in range(40)))
+    assert count(events, FellBack) <= 6 and count(events[-len(events) // 2 :], FellBack) == 0
+
+
 def test_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.signals import Retry
+from fusewright.capture.bytecode.resume import origin_of
 from fusewright.capture.guards.sources import Item, Local
 from fusewright.operators.known_sizes import MARK
 from fusewright.record.call_values import CallValues
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 TAKEN = "taken for granted"
 """What is noted of a place, in the history: its value has been taken for granted; () once it has differed."""
+DIFFERED, MOST_DIFFERENT = "differed", 3
+"""What is noted of a function beside the calls of it that held another value, and how many of these end it: each costs
+a compile."""
 MOST_TURNS = 16
 """Reads of one place, with the path of the module that it is in, in one capture: a loop over 90 classes, each with a
 mask of its own, is not one graph."""
@@ -170,6 +175,8 @@ class Speculation:
     def _place(self) -> str | None:
         """The name of where the program is, or None where nothing may be taken for granted."""
         tracer = self.tracer
+        if len(tracer.history.get(differences(tracer.function), ())) >= MOST_DIFFERENT:
+            return None
         stack = tracer.stack()
         text = "\n".join(f"{level.file}:{level.line} {level.module}" for level in stack)
         last = stack[-1] if stack else None
@@ -195,6 +202,11 @@ class Speculation:
                 return True
             frame = frame.back
         return False
+
+
+def differences(function: types.FunctionType) -> object:
+    """Where the history counts the calls of a function, resumed or not, that held another value."""
+    return origin_of(function.__code__).info.code, DIFFERED
 
 
 def tests_a_loop(info: CodeInfo, index: int) -> bool:
