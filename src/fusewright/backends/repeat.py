@@ -81,7 +81,7 @@ def _may_refuse(node: torch.fx.Node) -> bool:
     if node.op == "placeholder":
         return isinstance(kind, TensorType) and not (kind.dtype.is_floating_point or kind.dtype.is_complex)
     name = str(node.target)
-    return node.op == "call_function" and any(part in name for part in ("linalg", "cholesky", "_assert"))
+    return node.op == "call_function" and any(part in name for part in ("linalg", "cholesky", "_assert", "of_size"))
 
 
 def _stops_a_checkpoint(error: Exception) -> bool:

@@ -76,7 +76,7 @@ class CallValues:
             self._written = written
         late = self._late(order)
         real = dict(self.inputs)
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
             for one in order:
                 if one in self._values:
                     continue
@@ -125,7 +125,7 @@ class CallValues:
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """The answer to a question about real tensors, which is not recorded."""
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
             return question()
 
     def is_fixed(self, node: Node) -> bool:
