@@ -501,7 +501,7 @@ def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
 
 
 def _fell_back(function: types.FunctionType, error: BaseException | None, entry: Any) -> None:
-    place = "" if error is None else str(error).partition(MARK)[2]
+    place = "" if error is None else str(error).partition(MARK)[2].partition("\n")[0]
     if place:  # what the entry takes for granted differs: it is not taken for granted again
         entry.retired = True
         for compiler in list(PROCESS.compilers):
