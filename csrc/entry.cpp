@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "guards.h"
+#include "interruptions.h"
 #include "modes.h"
 #include "stack.h"
 #include "stance.h"
@@ -200,7 +201,13 @@ int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, P
             inputs = large.data();
         }
         Held alive(Py_NewRef(reinterpret_cast<PyObject *>(entry)));
-        if (fw::guard_program_check(entry->program, locals, n, function, inputs)) {
+        bool passes = fw::guard_program_check(entry->program, locals, n, function, inputs);
+        if (fw::interrupted()) {
+            for (Py_ssize_t k = 0; passes && k < n_inputs; k++) Py_DECREF(inputs[k]);
+            *result = nullptr;
+            return 1;
+        }
+        if (passes) {
             // Unless the guards' own Python code has changed the list.
             if (i > 0 && i < self->entries->size() && (*self->entries)[i] == entry) move_forward(*self->entries, i);
             return entry_run(entry, inputs, n_inputs, function, locals, n, result);
@@ -475,6 +482,7 @@ void cache_free(PyObject *object, inquiry clear) {
 
 int fw_no_room(void) {
     if (!PyErr_ExceptionMatches(PyExc_RecursionError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
+    if (fw::is_programs()) return 0;
     PyErr_Clear();
     return 1;
 }
@@ -493,7 +501,7 @@ int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, P
 }
 
 int fw_entry_init(PyObject *module) {
-    if (PyModule_AddFunctions(module, functions) < 0 || fw::stance_init(module) < 0 || fw::modes_init(module) < 0 ||
+    if (PyModule_AddFunctions(module, functions) < 0 || fw::interruptions_init(module) < 0 || fw::stance_init(module) < 0 || fw::modes_init(module) < 0 ||
         PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
     return fw::compiled_function_init(module, &cache_type);
 }

@@ -6,6 +6,7 @@
 
 #include "guard_code.h"
 #include "guards.h"
+#include "interruptions.h"
 #include "dict_versions.h"
 #include "values.h"
 
@@ -212,7 +213,8 @@ bool parse_arguments(PyObject *const *args, Py_ssize_t n, Arguments *arguments) 
 PyObject *program_check(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Arguments arguments;
     if (!parse_arguments(args, n, &arguments)) return nullptr;
-    return PyBool_FromLong(check_guards(reinterpret_cast<GuardProgram *>(self), arguments, nullptr) < 0);
+    bool passes = check_guards(reinterpret_cast<GuardProgram *>(self), arguments, nullptr) < 0;
+    return interrupted() ? nullptr : PyBool_FromLong(passes);
 }
 
 PyObject *program_inputs(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -221,9 +223,11 @@ PyObject *program_inputs(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Held inputs(PyTuple_New(guard_program_inputs(self)));
     if (inputs.get() == nullptr) return nullptr;
     PyObject **items = reinterpret_cast<PyTupleObject *>(inputs.get())->ob_item;
-    if (check_guards(reinterpret_cast<GuardProgram *>(self), arguments, items) < 0) return inputs.release();
+    bool passes = check_guards(reinterpret_cast<GuardProgram *>(self), arguments, items) < 0;
     // A failed check leaves the array untouched or emptied of references.
-    std::fill_n(items, PyTuple_GET_SIZE(inputs.get()), nullptr);
+    if (!passes) std::fill_n(items, PyTuple_GET_SIZE(inputs.get()), nullptr);
+    if (interrupted()) return nullptr;
+    if (passes) return inputs.release();
     Py_RETURN_NONE;
 }
 
@@ -235,6 +239,7 @@ PyObject *program_failing(PyObject *object, PyObject *const *args, Py_ssize_t n)
     resize_frame(*self->code, &fresh);
     Finally left{[&] { unpin(fresh); }};
     Py_ssize_t failing = run_guards(self, *self->code, fresh, arguments);
+    if (interrupted()) return nullptr;
     if (failing < 0) Py_RETURN_NONE;
     return PyLong_FromSsize_t(failing);
 }

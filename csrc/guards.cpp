@@ -16,6 +16,7 @@
 
 #include "guard_code.h"
 #include "dict_versions.h"
+#include "interruptions.h"
 #include "values.h"
 
 namespace fw {
@@ -28,7 +29,7 @@ void pin(Frame &frame, int upto) {
 
 PyObject *own(Frame &frame, PyObject *object) {
     if (object == nullptr)
-        PyErr_Clear();
+        drop_error();
     else {
         Held kept(object);
         frame.owned.push_back(object);
@@ -40,7 +41,7 @@ PyObject *own(Frame &frame, PyObject *object) {
 PyObject *dict_lookup(Frame &frame, PyObject *dict, PyObject *key, int slot) {
     if (lookup_is_plain(dict, key)) {
         PyObject *value = PyDict_GetItemWithError(dict, key);
-        if (value == nullptr && PyErr_Occurred()) PyErr_Clear();
+        if (value == nullptr && PyErr_Occurred()) drop_error();
         return value;
     }
     pin(frame, slot);  // a key's own __eq__ may run
@@ -68,7 +69,7 @@ bool slow_extent(PyObject *tensor, const char *method, int dim, int64_t *value) 
     bool ok = result != nullptr && PyLong_CheckExact(result);
     if (ok) *value = PyLong_AsLongLong(result);
     ok = ok && !PyErr_Occurred();
-    PyErr_Clear();
+    drop_error();
     Py_XDECREF(result);
     return ok;
 }
@@ -106,7 +107,7 @@ bool call_is_true(PyObject *callable, PyObject *argument) {
     PyObject *result = PyObject_CallOneArg(callable, argument);
     int truth = result == nullptr ? -1 : PyObject_IsTrue(result);
     Py_XDECREF(result);
-    if (truth < 0) PyErr_Clear();
+    if (truth < 0) drop_error();
     return truth == 1;
 }
 
@@ -121,6 +122,12 @@ bool all_different(const Frame &frame, Group &group) {
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return false;
     group.passed.swap(objects);
+    return true;
+}
+
+bool all_tensors(const Frame &frame, const Group &group) {  // else NumPy arrays are among them
+    for (int32_t slot : group.slots)
+        if (frame.slots[slot] == nullptr || !is_tensor(frame.slots[slot])) return false;
     return true;
 }
 
@@ -236,6 +243,9 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
             // A subclass (weakref.KeyedRef) that is called as its base is.
             if (!PyWeakref_CheckRef(frame.slots[in.base]) || Py_TYPE(frame.slots[in.base])->tp_call != _PyWeakref_RefType.tp_call) return nullptr;
             return own(frame, PyObject_CallNoArgs(frame.slots[in.base]));
+        case OP_COMPUTED:
+            pin(frame, in.slot);
+            return own(frame, PyObject_CallOneArg(in.object, frame.slots[in.base]));
         case OP_ATTRIBUTE:
             if (in.arg != kGeneric) return read_field(frame.slots[in.base], in.arg);
             pin(frame, in.slot);
@@ -268,7 +278,7 @@ bool collect_inputs(const Code &code, const Frame &frame, PyObject **inputs) {
         const Input &input = code.inputs[i];
         PyObject *value = input.is_int ? PyLong_FromLongLong(frame.ints[input.index]) : Py_XNewRef(frame.slots[input.index]);
         if (value == nullptr) {
-            PyErr_Clear();
+            drop_error();
             while (i-- > 0) Py_DECREF(inputs[i]);
             return false;
         }
@@ -391,7 +401,7 @@ Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const A
             case OP_SAME: passes = frame.slots[in.slot] != nullptr && frame.slots[in.slot] == frame.slots[in.base]; break;
             case OP_DIFFERENT: passes = all_different(frame, code.groups[in.detail]); break;
             case OP_NO_OVERLAP:
-                if (layout.storage_ready) {
+                if (layout.storage_ready && all_tensors(frame, code.groups[in.detail])) {
                     passes = no_overlap(frame, code.groups[in.detail]);
                 } else {
                     pin(frame, code.slots);
@@ -403,7 +413,7 @@ Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const A
                     }
                     passes = passes && call_is_true(in.object, tensors);
                     Py_XDECREF(tensors);
-                    PyErr_Clear();
+                    drop_error();
                 }
                 break;
             case OP_SIZE: passes = relation_holds(code.relations[in.detail], frame.ints); break;

@@ -30,7 +30,7 @@ int64_t (*function_modes)() = nullptr;
 const bool *anomaly = nullptr;
 bool native = false;
 Keys inference{};           // what inference mode changes
-uint64_t autocast = 0;      // of `excluded`: what autocast changes, in any combination
+uint64_t ignored = 0;       // of `excluded`: what autocast changes and named tensors need, in any combination
 PyObject *asked = nullptr;  // callable() -> bool: the same by Python, for what is not read here
 
 // A global of a Python module, and the value that it usually has.
@@ -48,7 +48,7 @@ const Keys *find_keys() { return static_cast<const Keys *>(dlsym(c10, "_ZN3c104i
 bool keys_known() {
     static thread_local const Keys *found = nullptr;
     if (found == nullptr) found = find_keys();
-    const uint64_t excluded = found->excluded & ~autocast;
+    const uint64_t excluded = found->excluded & ~ignored;
     if (found->included == 0 && excluded == 0) return true;
     return found->included == inference.included && excluded == inference.excluded;
 }
@@ -94,7 +94,7 @@ PyObject *set_modes(PyObject *, PyObject *args) {
     }
     globals.swap(read);  // what was there before is kept alive: it is set once
     inference = {included, excluded};
-    autocast = bits;
+    ignored = bits;
     native = verified != 0;
     Py_XSETREF(asked, Py_NewRef(callable));
     Py_RETURN_NONE;
@@ -110,7 +110,7 @@ PyMethodDef functions[] = {
      "probe_modes(libc10 path, libtorch_cpu path) -> (keys included, keys excluded, torch-function modes, anomaly detection) of this thread as they\n"
      "are read natively, or None."},
     {"set_modes", set_modes, METH_VARARGS,
-     "set_modes(native, inference mode's (included, excluded), autocast's excluded, asked, globals): what modes_known compares with. `asked() -> bool`\n"
+     "set_modes(native, inference mode's (included, excluded), ignored's excluded, asked, globals): what modes_known compares with. `asked() -> bool`\n"
      "where that cannot be read natively; globals: rows (dict, name, usual value), the first of them torch.fx's."},
     {"modes_known", py_modes_known, METH_NOARGS, "modes_known() -> whether compiled code may run on this thread now; see csrc/modes.h."},
     {nullptr, nullptr, 0, nullptr},

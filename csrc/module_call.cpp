@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "interruptions.h"
 #include "modes.h"
 
 namespace {
@@ -78,7 +79,7 @@ bool find_fast(ModuleCall *self, PyObject *object, PyObject **fast, PyObject **m
     Py_XDECREF(function);
     Py_XDECREF(caller);
     if (!found) {
-        PyErr_Clear();  // whatever it was, Python's way of the call meets it again
+        fw::drop_error();  // whatever it was, Python's way of the call meets it again
         Py_CLEAR(*fast);
         Py_CLEAR(*module);
     }
@@ -95,7 +96,8 @@ PyObject *module_call_vectorcall(PyObject *callable, PyObject *const *args, size
     }
     int known = fw::modes_known();  // else a tracer may look for the module itself
     if (known < 0) return nullptr;
-    if (known == 0 || n == 0 || !find_fast(self, args[0], &fast, &module)) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+    if (known == 0 || n == 0 || !find_fast(self, args[0], &fast, &module))
+        return fw::interrupted() ? nullptr : PyObject_Vectorcall(self->function, args, nargsf, kwnames);
     fw::Held function(fast), instance(module);
     Py_ssize_t total = n + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
     PyObject *few[16];

@@ -18,6 +18,8 @@ __attribute__((weak)) int fw_plan_init(PyObject *module);
 // Runs `plan` (exactly of fw_plan_type()) on `n` borrowed inputs. Returns a new reference: a tuple of outputs, or the
 // single output object when the plan says so.
 __attribute__((weak)) PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n);
+// The same with the tensors of a list, which is emptied: each may be freed after its last reader.
+__attribute__((weak)) PyObject *fw_plan_consume(PyObject *plan, PyObject *list);
 
 // csrc/guards.cpp: GuardProgram.
 int fw_guards_init(PyObject *module);
@@ -27,6 +29,8 @@ int fw_entry_init(PyObject *module);
 int fw_hook_init(PyObject *module);
 // csrc/parameters.cpp: PreparedPlan.
 int fw_parameters_init(PyObject *module);
+// csrc/differentiable.cpp: Differentiable.
+int fw_differentiable_init(PyObject *module);
 // csrc/module_call.cpp: ModuleCall.
 int fw_module_call_init(PyObject *module);
 // csrc/machine_code.cpp: MachineCode.

@@ -420,6 +420,8 @@ extern "C" PyTypeObject *fw_plan_type(void) { return &fw::plan_type; }
 
 extern "C" PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n) { return fw::caught<fw::run_inputs>(plan, inputs, n); }
 
+extern "C" PyObject *fw_plan_consume(PyObject *plan, PyObject *list) { return fw::caught<fw::plan_consume>(plan, list); }
+
 extern "C" int fw_plan_init(PyObject *module) {
     PyTypeObject *type = &fw::plan_type;
     type->tp_basicsize = sizeof(fw::PlanObject);

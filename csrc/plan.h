@@ -16,42 +16,29 @@
 #include <string>
 #include <vector>
 
-#include "library_call.h"
 #include "native.h"
 #include "tensors.h"
+#include "torch_calls.h"
 
 namespace fw {
 
 // --- PyTorch (plan_torch.cpp) ------------------------------------------------------------------------------------------------
 
 // Functions found in PyTorch's libraries; what each does is said by its name in torch/csrc/inductor/aoti_torch/c/shim.h.
-struct TorchFunctions {
-    int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device, int32_t index, Handle *);
-    int32_t (*from_blob)(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype, int32_t device,
-                         int32_t index, Handle *);
-    int32_t (*reinterpret)(Handle, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset, Handle *);
-    int32_t (*copy)(Handle self, Handle source, int32_t non_blocking);
-    int32_t (*new_handle)(Handle, Handle *);
-    int32_t (*delete_handle)(Handle);
-    int32_t (*data_ptr)(Handle, void **);
-    int32_t (*dim)(Handle, int64_t *);
-    int32_t (*sizes)(Handle, int64_t **);
-    int32_t (*strides)(Handle, int64_t **);
-    int32_t (*dtype)(Handle, int32_t *);
+struct TorchFunctions : TensorCalls {
+    int32_t (*reinterpret)(Handle, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset,
+                           Handle *);
     int32_t (*device_type)(Handle, int32_t *);
-    int32_t (*storage_offset)(Handle, int64_t *);
-    int32_t (*storage_size)(Handle, int64_t *);         // in bytes
+    int32_t (*storage_size)(Handle, int64_t *);  // in bytes
     size_t (*element_size)(int32_t dtype);
-    bool (*grad_enabled)();
-    void (*set_grad_enabled)(bool);
-    int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void *), void *context);
+    int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void *),
+                            void *context);
     // Optional (null when this PyTorch lacks them).
-    const char *(*error_text)();
     bool (*inference_mode)();
-    void (*exclude_keys)(void *guard, uint64_t keys);   // constructs a c10::impl::ExcludeDispatchKeyGuard
-    void (*restore_keys)(void *guard);                  // destroys it
-    PyObject *(*wrap_move)(Handle);                     // THPVariable_Wrap(TensorBase&&): takes the content, not the box
-    PyObject *(*wrap)(Handle);                          // THPVariable_Wrap(const TensorBase&)
+    void (*exclude_keys)(void *guard, uint64_t keys);  // constructs a c10::impl::ExcludeDispatchKeyGuard
+    void (*restore_keys)(void *guard);                 // destroys it
+    PyObject *(*wrap_move)(Handle);                    // THPVariable_Wrap(TensorBase&&): takes the content, not the box
+    PyObject *(*wrap)(Handle);                         // THPVariable_Wrap(const TensorBase&)
     void (*bump_version)(Handle);
     int32_t (*cuda_stream)(int32_t device, void **stream);
     int32_t (*cuda_guard)(int32_t device, void **guard);
@@ -60,7 +47,7 @@ struct TorchFunctions {
     bool (*has_callbacks)();  // whether a profiler or a trace listens, on this thread or on all
     int32_t (*record_start)(const char *name, void *kwargs, void *const *inputs, uint64_t n, void **range);
     int32_t (*record_end)(void *range);
-    int64_t (*version)(Handle);                         // at::TensorBase::_version; throws for an inference tensor
+    int64_t (*version)(Handle);  // at::TensorBase::_version; throws for an inference tensor
 };
 extern TorchFunctions torch;
 

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cuda.h"
+#include "interruptions.h"
 #include "plan.h"
 
 namespace fw {
@@ -131,7 +132,7 @@ bool Runner::fail(const std::string &message, PyObject *error_when_mutated) {
 
 // The exception that is set becomes the cause of a RuntimeFallback, unless it must reach the user as it is.
 bool Runner::fail_with_current_exception(const std::string &name) {
-    if (mutated_ || !PyErr_ExceptionMatches(PyExc_Exception)) return false;
+    if (mutated_ || is_programs()) return false;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
@@ -506,11 +507,14 @@ PyObject *Runner::output(const OutputSpec &spec) {
             PyObject *sizes = base == nullptr ? nullptr : values_tuple(spec.sizes, spec.ndim);
             PyObject *strides = sizes == nullptr ? nullptr : values_tuple(spec.strides, spec.ndim);
             PyObject *view = nullptr;
-            bool grad = torch.grad_enabled();
-            torch.set_grad_enabled(false);
-            if (strides != nullptr)
+            // A view of what has a gradient function would get one. One made without gradients could not be written to with them.
+            PyObject *differentiable = strides == nullptr ? nullptr : PyObject_GetAttrString(base, "requires_grad");
+            bool grad = torch.grad_enabled(), off = differentiable != Py_False;
+            Py_XDECREF(differentiable);
+            if (off) torch.set_grad_enabled(false);
+            if (differentiable != nullptr)
                 view = PyObject_CallFunction(config.alias_view, "OOOLi", base, sizes, strides, static_cast<long long>(v[spec.offset]), spec.dtype);
-            torch.set_grad_enabled(grad);
+            if (off) torch.set_grad_enabled(grad);
             Py_XDECREF(base);
             Py_XDECREF(sizes);
             Py_XDECREF(strides);

@@ -22,16 +22,16 @@ struct FunctionRow {
 
 // `name` is the key in the dict that torch_c.py passes.
 #define ROW(field, required) {#field, reinterpret_cast<void **>(&torch.field), required}
+#define SHARED(field, symbol, required) ROW(field, required),
 const FunctionRow kFunctions[] = {
-    ROW(empty_strided, true), ROW(from_blob, true),        ROW(reinterpret, true),     ROW(copy, true),          ROW(new_handle, true),
-    ROW(delete_handle, true), ROW(data_ptr, true),         ROW(dim, true),             ROW(sizes, true),         ROW(strides, true),
-    ROW(dtype, true),         ROW(device_type, true),      ROW(storage_offset, true),  ROW(grad_enabled, true),  ROW(set_grad_enabled, true),
-    ROW(storage_size, true),  ROW(element_size, true),
-    ROW(parallel_for, true),  ROW(error_text, false),      ROW(inference_mode, false), ROW(exclude_keys, false), ROW(restore_keys, false),
-    ROW(wrap_move, false),    ROW(wrap, false),            ROW(bump_version, false),   ROW(cuda_stream, false),  ROW(cuda_guard, false),
-    ROW(cuda_guard_set, false), ROW(delete_cuda_guard, false), ROW(version, false),
-    ROW(has_callbacks, false), ROW(record_start, false),    ROW(record_end, false),
+    FUSEWRIGHT_TENSOR_CALLS(SHARED)
+    ROW(reinterpret, true),        ROW(device_type, true),   ROW(storage_size, true),       ROW(element_size, true),
+    ROW(parallel_for, true),       ROW(inference_mode, false), ROW(exclude_keys, false),    ROW(restore_keys, false),
+    ROW(wrap_move, false),         ROW(wrap, false),         ROW(bump_version, false),      ROW(cuda_stream, false),
+    ROW(cuda_guard, false),        ROW(cuda_guard_set, false), ROW(delete_cuda_guard, false), ROW(version, false),
+    ROW(has_callbacks, false),     ROW(record_start, false), ROW(record_end, false),
 };
+#undef SHARED
 #undef ROW
 
 bool read_addresses(PyObject *dict) {
@@ -92,10 +92,7 @@ void set_error(const std::exception &error) {
 
 int plan_torch_init(PyObject *module) { return PyModule_AddFunctions(module, functions); }
 
-std::string torch_error(const char *what) {
-    const char *text = torch.error_text != nullptr ? torch.error_text() : nullptr;
-    return text == nullptr || *text == 0 ? std::string(what) + " failed" : std::string(what) + ": " + text;
-}
+std::string torch_error(const char *what) { return error_of(torch, what); }
 
 Handle handle_of(PyObject *object, bool *owned) {
     if (!PyObject_TypeCheck(object, config.tensor_type)) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "modes.h"
+#include "values.h"
 
 namespace fw {
 
@@ -210,9 +211,34 @@ PyObject *probe_tensors(PyObject *, PyObject *args) {
 }
 
 PyObject *state_to_tuple(const State &s) {
-    return Py_BuildValue("(iiiiiiiii(ii)(ii)ii)", s.grad, s.inference, s.autocast_cache, s.torch_function, s.modes, s.deterministic, s.warn_only, s.matmul,
+    return Py_BuildValue("(iiiiiiiii(ii)(ii)iii)", s.grad, s.inference, s.autocast_cache, s.torch_function, s.modes, s.deterministic, s.warn_only, s.matmul,
                          s.default_dtype, s.autocast_enabled[0], s.autocast_enabled[1], s.autocast_dtype[0], s.autocast_dtype[1],
-                         s.torch_function_modes, s.num_threads);
+                         s.torch_function_modes, s.num_threads, s.tensor_class);
+}
+
+// The class whose version changes with it and its bases, and the number that Python has given to what they hold.
+PyTypeObject *tensor_class = nullptr;
+unsigned tensor_class_version = 0;
+int32_t tensor_class_number = -1;
+
+int32_t read_tensor_class() {
+    return tensor_class != nullptr && tensor_class_version != 0 && type_version(tensor_class) == tensor_class_version ? tensor_class_number : -1;
+}
+
+PyObject *py_tensor_class(PyObject *, PyObject *) { return PyLong_FromLong(read_tensor_class()); }
+
+PyObject *note_tensor_class(PyObject *, PyObject *args) {
+    PyObject *type;
+    int number;
+    if (!PyArg_ParseTuple(args, "O!i", &PyType_Type, &type, &number)) return nullptr;
+    Held name(PyUnicode_FromString("__dict__"));
+    if (name.get() == nullptr) return nullptr;
+    Py_INCREF(type);
+    Py_XSETREF(tensor_class, reinterpret_cast<PyTypeObject *>(type));
+    _PyType_Lookup(tensor_class, name.get());  // gives the class a version
+    tensor_class_version = type_version(tensor_class);
+    tensor_class_number = number;
+    Py_RETURN_NONE;
 }
 
 // probe_state(libc10 path, libtorch_cpu path, number of autocast devices, expected tuple) -> bool: whether state is read natively from now on.
@@ -240,6 +266,8 @@ PyObject *py_read_state(PyObject *, PyObject *) {
 PyMethodDef functions[] = {
     {"probe_tensors", probe_tensors, METH_VARARGS, "Find and verify the offsets of a tensor's fields; see capture/probe.py."},
     {"probe_state", probe_state, METH_VARARGS, "Find and verify the symbols that read global state; see capture/probe.py."},
+    {"tensor_class", py_tensor_class, METH_NOARGS, "The number of what the classes of tensors hold, or -1 when they have changed since it was given."},
+    {"note_tensor_class", note_tensor_class, METH_VARARGS, "note_tensor_class(class, number): what it and its bases hold now has this number."},
     {"read_state", py_read_state, METH_NOARGS, "The global state as a tuple of ints, or None when it cannot be read natively."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -281,15 +309,16 @@ bool read_state(State *s) try {
     }
     s->torch_function_modes = static_cast<int32_t>(symbols.torch_function_modes());
     s->num_threads = symbols.num_threads();
-    return modes_read;
+    s->tensor_class = read_tensor_class();
+    return modes_read && s->tensor_class >= 0;
 } catch (...) {
     return false;  // float32MatmulPrecision throws on contradictory settings; the Python fallback decides
 }
 
 bool state_from_tuple(PyObject *tuple, State *s) {
     int v[13];
-    if (!PyArg_ParseTuple(tuple, "iiiiiiiii(ii)(ii)ii", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &v[11], &v[12],
-                          &s->torch_function_modes, &s->num_threads))
+    if (!PyArg_ParseTuple(tuple, "iiiiiiiii(ii)(ii)iii", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &v[11], &v[12],
+                          &s->torch_function_modes, &s->num_threads, &s->tensor_class))
         return false;
     int8_t *fields[] = {&s->grad, &s->inference, &s->autocast_cache, &s->torch_function, &s->modes, &s->deterministic, &s->warn_only, &s->matmul,
                         &s->default_dtype, &s->autocast_enabled[0], &s->autocast_enabled[1], &s->autocast_dtype[0], &s->autocast_dtype[1]};
@@ -302,7 +331,7 @@ bool state_equal(const State &a, const State &b) {
            a.modes == b.modes && a.deterministic == b.deterministic && a.warn_only == b.warn_only && a.matmul == b.matmul &&
            a.default_dtype == b.default_dtype && std::memcmp(a.autocast_enabled, b.autocast_enabled, sizeof a.autocast_enabled) == 0 &&
            std::memcmp(a.autocast_dtype, b.autocast_dtype, sizeof a.autocast_dtype) == 0 && a.torch_function_modes == b.torch_function_modes &&
-           a.num_threads == b.num_threads;
+           a.num_threads == b.num_threads && a.tensor_class == b.tensor_class;
 }
 
 int tensors_init(PyObject *module) { return PyModule_AddFunctions(module, functions); }

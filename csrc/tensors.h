@@ -65,10 +65,10 @@ constexpr int kAutocastDevices = 2;
 struct State {
     int8_t grad, inference, autocast_cache, torch_function, modes, deterministic, warn_only, matmul, default_dtype;
     int8_t autocast_enabled[kAutocastDevices], autocast_dtype[kAutocastDevices];
-    int32_t torch_function_modes, num_threads;
+    int32_t torch_function_modes, num_threads, tensor_class;
 };
 bool state_ready();
-// False when a symbol is missing or PyTorch refused to answer: use the Python fallback.
+// False when a symbol is missing, PyTorch refused to answer or a class of tensors was changed: use the Python fallback.
 bool read_state(State *state);
 // From a tuple of ints in the order of `State`'s fields. False with an exception when it does not fit.
 bool state_from_tuple(PyObject *tuple, State *state);

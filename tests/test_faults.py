@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +397,119 @@ def test_what_a_handler_raises_leaves_nothing_switched(monkeypatch: pytest.Monke
     finally:
         signal.signal(signal.SIGALRM, before)
     assert heard > 10
+
+
+HANDLERS = (Alarm, TimeoutError, AttributeError, RuntimeError, KeyboardInterrupt)
+
+
+@contextmanager
+def handling(error: type[BaseException]) -> Iterator[None]:
+    """SIGALRM's handler puts CPython's own in its place, as many do, and raises `error`."""
+
+    def handler(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise error("from the handler")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def ring() -> BaseException:
+    signal.raise_signal(signal.SIGALRM)
+    return AssertionError("the handler has raised")
+
+
+@pytest.mark.parametrize("path", [path for path in STAGES if path != "compiler:record_backward"])  # is taken along
+def test_what_a_handler_raises_in_a_stage_is_the_users(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in HANDLERS:
+        fusewright.reset()
+        compiled = fusewright.compile(program)
+        with handling(error), failing(monkeypatch, path, ring, False), pytest.raises(error, match="from the handler"):
+            observe(compiled)
+        with STREAM.listening(lambda event: pytest.fail(str(event)) if isinstance(event, (InternalError, Skipped)) else None):
+            torch.testing.assert_close(observe(compiled), observe(program))
+
+
+def test_what_a_handler_raises_is_the_users_whoever_catches_it_in_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what the compiler, or a library that it calls, takes for an answer."""
+    for error in HANDLERS:
+        fusewright.reset()
+        compiled = fusewright.compile(program)
+        owner, name = place("backends.graph_cache:find")
+        find = getattr(owner, name)
+
+        def catching(*args: Any, find: Any = find) -> Any:
+            with suppress(BaseException):
+                ring()
+            return find(*args)
+
+        with handling(error), monkeypatch.context() as patch, pytest.raises(error, match="from the handler"):
+            patch.setattr(owner, name, catching)
+            observe(compiled)
+        assert all(not callable(signal.getsignal(number)) or number == signal.SIGINT for number in signal.valid_signals())
+        torch.testing.assert_close(observe(compiled), observe(program))
+
+
+ringing: list[str] = []
+"""Where the signal comes, once."""
+
+
+def comes(where: str) -> None:
+    if where in ringing:
+        ringing.clear()
+        ring()
+
+
+@torch.library.custom_op("fusewright_faults::doubled", mutates_args=())
+def doubled(x: torch.Tensor, where: str) -> torch.Tensor:
+    comes(where)
+    return x * 2
+
+
+doubled.register_fake(lambda x, where: torch.empty_like(x))
+doubled.register_autograd(
+    lambda ctx, gradient: (doubled(gradient, "backward"), None), setup_context=lambda ctx, inputs, output: None
+)
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        comes("guard")
+        return isinstance(other, Named) and other.name == self.name
+
+
+FACTORS = {Named("a"): 3.0}
+
+
+def stepping(x: torch.Tensor) -> torch.Tensor:
+    y = doubled(x, "plan") * FACTORS[Named("a")]
+    fusewright.graph_break()
+    return doubled(y.sin(), "resume function")
+
+
+@pytest.mark.parametrize("where", ["plan", "resume function", "backward", "guard"])
+def test_what_a_handler_raises_in_a_call_is_the_users(where: str) -> None:
+    def observed(function: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.ones(3, requires_grad=True)
+        y = function(x)
+        y.sum().backward()
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    compiled, expected = fusewright.compile(stepping), observed(stepping)
+    for error in HANDLERS:
+        torch.testing.assert_close(observed(compiled), expected)
+        with handling(error), pytest.raises(error, match="from the handler"):
+            ringing.append(where)
+            observed(compiled)
+        assert not ringing
+        torch.testing.assert_close(observed(compiled), expected)

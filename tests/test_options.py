@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -125,6 +126,26 @@ def kept_bytes(options: dict[str, Any]) -> bool:
         return (int(statm.read_text().split()[1]) - before) * 4096 > 48 << 20
 
 
+def begun(options: dict[str, Any]) -> int:
+    """How many collectives begin, in a group of this process alone."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("needs gloo")
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = x + 1, x * 2, x.sin() @ x
+        for one in found:
+            dist.all_reduce(one)
+        return found
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with fusewright.config.patch(dynamic=False):
+            found = heard({"pack_weights": False} | options, function, torch.ones(4, 4))
+        return stages(found)["loops"].count("_c10d_functional.all_reduce")
+    finally:
+        dist.destroy_process_group()
+
+
 def memory_plan(options: dict[str, Any]) -> str:
     weight = torch.randn(8, 8)
     return stages(heard(options, lambda x: ((x + 1) @ weight).relu() @ weight, torch.randn(4, 8)))["memory"]
@@ -232,6 +253,8 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
         lambda seeing: lambda options: has_product(options | {"disk_cache": False}, nn.Linear(256, 768).eval()),
         False,
     ),
+    "join_collectives": (lambda seeing: begun, True),
+    "cut_collectives": (lambda seeing: begun, 2),
     "vector_functions": (lambda seeing: calls_sleef, False),
     "capture_dynamic_output_shape_ops": (
         lambda seeing: breaks(lambda x: x[x > 0] * 2, torch.tensor([1.0, -1.0, 2.0])),

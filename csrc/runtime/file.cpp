@@ -288,7 +288,7 @@ class Json {
 };
 
 // The records of src/fusewright/runtime/artifact.py: how many fields each has, in the order of their numbers there.
-constexpr int kFields[] = {12, 11, 6, 5, 7, 2, 2, 8, 4, 7, 1, 9, 5, 3, 1, 6, 1, 2};
+constexpr int kFields[] = {12, 11, 6, 5, 7, 2, 2, 8, 4, 7, 1, 10, 5, 3, 1, 6, 1, 2};
 
 class Plan {
   public:

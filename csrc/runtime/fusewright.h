@@ -1,5 +1,6 @@
 /* Runs packages of fusewright.package, without Python. Those made with standalone=True need nothing else; others call
- * operators of PyTorch through its C functions, in libtorch_cpu.so, which is opened when such a package is loaded.
+ * operators of PyTorch through its C functions, in libtorch_cpu.so, which is opened when such a package is loaded. Those
+ * of programs on a GPU need CUDA's driver (libcuda.so.1), and libtorch_cuda.so where they call operators.
  *
  * Every function that can fail gives a status; fw_last_error() says in words what was wrong, on the calling thread.
  * A package may be used by any number of threads at the same time. Its code runs with the rights of the process: load
@@ -19,10 +20,10 @@ extern "C" {
 typedef enum {
     FW_OK = 0,
     FW_FILE = 1,    /* the file is damaged, or no package */
-    FW_MACHINE = 2, /* no code in the file runs on this processor, or with this libtorch; or there is none */
+    FW_MACHINE = 2, /* no code in the file runs on this processor or GPU, or with this libtorch; or there is none */
     FW_INPUT = 3,   /* the arguments are not what the program takes */
     FW_MEMORY = 4,  /* no memory is left */
-    FW_RUN = 5      /* the program failed: an index out of range */
+    FW_RUN = 5      /* the program failed: an index out of range; or the GPU did */
 } fw_status;
 
 typedef enum {
@@ -31,12 +32,16 @@ typedef enum {
 
 #define FW_MOST_DIMS 16
 
+typedef enum { FW_CPU, FW_CUDA } fw_device;
+
 /* A tensor in memory, row by row. In a description, `data` is null and a size that may change is -1. */
 typedef struct {
     void *data;
     int32_t dtype; /* fw_dtype */
     int32_t ndim;
     int64_t sizes[FW_MOST_DIMS];
+    int32_t device;       /* fw_device: where `data` lies */
+    int32_t device_index; /* the number of a GPU */
 } fw_tensor;
 
 typedef struct fw_package fw_package;
@@ -62,9 +67,17 @@ FW_API fw_status fw_input(const fw_package *package, size_t entry, size_t input,
 FW_API fw_status fw_output(const fw_package *package, size_t entry, size_t output, fw_tensor *description);
 
 /* Fills `outputs`, whose memory the caller gives back by fw_free. Nothing is to be given back after a failure.
- * inputs: aligned as their dtype. */
+ * inputs: aligned as their dtype. What the program reads on a GPU may be given on the CPU: it is copied. Results of a
+ * program on a GPU lie there, and are complete when this returns. */
 FW_API fw_status fw_run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
                         fw_tensor *outputs, size_t output_count);
+/* The same on a stream (CUstream, cudaStream_t) of the program's GPU, without waiting for it: inputs must stay as they
+ * are until the stream has come so far. Errors of kernels are told by whoever waits for the stream. */
+FW_API fw_status fw_run_on(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
+                           fw_tensor *outputs, size_t output_count, void *stream);
+/* Moves a result to memory of the CPU, where it is not there yet. Waits for it. */
+FW_API fw_status fw_to_cpu(fw_tensor *tensor);
+/* Memory of a GPU: when nothing that is still to run reads it. */
 FW_API void fw_free(fw_tensor *tensor);
 
 #ifdef __cplusplus

@@ -35,6 +35,12 @@ class Tensor {
     ~Tensor() { fw_free(&tensor_); }
     fw_tensor *get() { return &tensor_; }
     int32_t dtype() const { return tensor_.dtype; }
+    bool is_on_gpu() const { return tensor_.device != FW_CPU; }
+    // Moves it to memory of the CPU, after the work that makes it.
+    Tensor &cpu() {
+        check(fw_to_cpu(&tensor_));
+        return *this;
+    }
     std::vector<int64_t> sizes() const { return {tensor_.sizes, tensor_.sizes + tensor_.ndim}; }
     size_t count() const {
         size_t product = 1;
@@ -50,9 +56,9 @@ class Tensor {
     fw_tensor tensor_;
 };
 
-// An argument: memory of the caller's, which is only read.
-inline fw_tensor tensor(const void *data, fw_dtype dtype, const std::vector<int64_t> &sizes) {
-    fw_tensor made{const_cast<void *>(data), dtype, static_cast<int32_t>(sizes.size()), {}};
+// An argument: memory of the caller's, which is only read. gpu: the number of the GPU on which it lies; -1: the CPU.
+inline fw_tensor tensor(const void *data, fw_dtype dtype, const std::vector<int64_t> &sizes, int32_t gpu = -1) {
+    fw_tensor made{const_cast<void *>(data), dtype, static_cast<int32_t>(sizes.size()), {}, gpu < 0 ? FW_CPU : FW_CUDA, gpu < 0 ? 0 : gpu};
     if (sizes.size() > FW_MOST_DIMS) throw Error(FW_INPUT, "a tensor of too many dimensions");
     for (size_t i = 0; i < sizes.size(); i++) made.sizes[i] = sizes[i];
     return made;
@@ -77,12 +83,21 @@ class Package {
     std::vector<Tensor> operator()(const std::vector<fw_tensor> &inputs, size_t entry = 0) const {
         std::vector<fw_tensor> raw(fw_output_count(get(), entry));
         check(fw_run(get(), entry, inputs.data(), inputs.size(), raw.data(), raw.size()));
+        return owned(raw);
+    }
+    // On a stream of the GPU, without waiting for it: see fw_run_on.
+    std::vector<Tensor> on_stream(void *stream, const std::vector<fw_tensor> &inputs, size_t entry = 0) const {
+        std::vector<fw_tensor> raw(fw_output_count(get(), entry));
+        check(fw_run_on(get(), entry, inputs.data(), inputs.size(), raw.data(), raw.size(), stream));
+        return owned(raw);
+    }
+
+  private:
+    static std::vector<Tensor> owned(const std::vector<fw_tensor> &raw) {
         std::vector<Tensor> made(raw.size());
         for (size_t i = 0; i < raw.size(); i++) *made[i].get() = raw[i];
         return made;
     }
-
-  private:
     struct Close {
         void operator()(fw_package *package) const { fw_close(package); }
     };

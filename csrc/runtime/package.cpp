@@ -1,16 +1,12 @@
 // The C interface: packages, their entry points, and the conditions of their versions.
 // Takes a file; gives what fusewright.h says. Always holds: no byte of code is used before its hash holds; nothing that
 // a file or an argument holds leaves this library as a C++ exception.
-#include <sys/utsname.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <new>
 #include <set>
-#include <sstream>
 
 #include "plan.h"
 #include "signature.h"
@@ -33,7 +29,7 @@ struct Fact {
 
 struct Leaf {
     std::string name;
-    int32_t dtype;
+    int32_t dtype, gpu;  // gpu: its number; -1 for the CPU
     std::vector<Size> shape;
 };
 
@@ -106,37 +102,6 @@ bool holds(const Fact &fact, Known known) {
     return fact.op == "==" ? a == b : fact.op == "!=" ? a != b : fact.op == "<" ? a < b : a <= b;
 }
 
-// The flags of this processor, and its machine.
-bool runs_here(const Value &needs) {
-    struct utsname about;
-    if (uname(&about) != 0 || needs["machine"].string() != about.machine) return false;
-    std::set<std::string> flags;
-    std::ifstream file("/proc/cpuinfo");
-    for (std::string line; std::getline(file, line);) {
-        if (line.compare(0, 5, "flags") != 0 && line.compare(0, 8, "Features") != 0) continue;
-        std::istringstream words(line.substr(line.find(':') + 1));
-        for (std::string word; words >> word;) flags.insert(word);
-        break;
-    }
-#if defined(__x86_64__)
-    // Under an emulator /proc/cpuinfo is the host's: the processor itself has the last word on what registers it has.
-#define FW_ASK(flag) \
-    if (!__builtin_cpu_supports(flag)) flags.erase(flag)
-    FW_ASK("avx");
-    FW_ASK("avx2");
-    FW_ASK("fma");
-    FW_ASK("avx512f");
-    FW_ASK("avx512bw");
-    FW_ASK("avx512cd");
-    FW_ASK("avx512dq");
-    FW_ASK("avx512vl");
-#undef FW_ASK
-#endif
-    for (const Value &flag : needs["flags"].list().items)
-        if (flags.count(flag.string()) == 0) return false;
-    return true;
-}
-
 }  // namespace
 }  // namespace fw
 
@@ -144,6 +109,9 @@ struct fw_package {
     explicit fw_package(const char *path) : file(path) {}
     fw::Mapping file;
     std::vector<std::unique_ptr<std::vector<int64_t>>> copies;  // of weights that lie at odd places
+    const fw::Gpu *gpu = nullptr;                               // that the programs are on
+    std::map<const void *, fw::Owned> on_gpu;                   // weights there, by their place in the file
+    std::unique_ptr<fw::DeviceCode> code;
     fw::Operators operators;
     std::vector<fw::Entry> entries;
 };
@@ -172,10 +140,13 @@ class Reader {
             named("package.json", [&] { package_->operators = read_operators(manifest["operators"]); });
         if (has(manifest, "made_with") && has(manifest["made_with"], "torch"))
             named("package.json", [&] { made_with_ = manifest["made_with"]["torch"].string(); });
-        std::string target = chosen(*named("package.json", [&] { return &manifest["targets"]; }));
+        std::string target = named("package.json", [&] { return chosen_target(manifest["targets"]); });
         const Value &programs = *named("package.json", [&] { return &manifest["programs"]; });
         require(programs.kind == Value::Object && !programs.items.empty(), "package.json: has no programs");
         for (size_t i = 0; i < programs.keys.size(); i++) read_entry(programs.keys[i], programs.items[i], target);
+        if (package_->gpu == nullptr) return;
+        OnGpu current(package_->gpu);
+        package_->gpu->wait_for_all();  // weights are there for any stream
     }
 
   private:
@@ -246,20 +217,21 @@ class Reader {
         });
     }
 
-    std::string chosen(const Value &targets) {
-        require(targets.kind == Value::Object, "package.json: targets are damaged");
-        for (const char *name : {"native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "aarch64"})
-            for (size_t i = 0; i < targets.keys.size(); i++)
-                if (targets.keys[i] == name && named("package.json", [&] { return runs_here(targets.items[i]); }))
-                    return name;
-        fail("no code in the package runs on this processor", FW_MACHINE);
-    }
-
     void read_entry(const std::string &name, const Value &made, const std::string &target) {
         Entry entry;
         entry.name = name;
         Value signature = json(name + "/signature.json");
         named(name + "/signature.json", [&] { read_signature(signature, &entry); });
+        if (target == "cuda") {
+            named(name + "/signature.json", [&] {
+                const Value &weights = signature["weights"];
+                require(weights.kind == Value::Object, "weights are damaged");
+                for (const Value &weight : weights.items) on_gpu(Gpu::index_of(weight["device"].string()));
+                for (const Leaf &leaf : entry.leaves) on_gpu(leaf.gpu);
+            });
+            require(package_->gpu != nullptr, "package.json: " + name + " is not on a GPU");
+        }
+        OnGpu current(package_->gpu);
         named("package.json", [&] {
             for (const Value &one : made["versions"].list().items)
                 if (one["target"].string() == target) entry.versions.push_back(read_version(one, signature, &entry));
@@ -280,7 +252,7 @@ class Reader {
         for (const Value &one : signature["leaves"].list().items) {
             require(one["kind"].string() == "tensor",
                     "an argument that is no tensor is not for the runtime without Python");
-            Leaf leaf{one["name"].string(), dtype_of(one["dtype"].string()), {}};
+            Leaf leaf{one["name"].string(), dtype_of(one["dtype"].string()), Gpu::index_of(one["device"].string()), {}};
             const Value &order = one["order"].list(), &shape = one["shape"].list();
             require(order.items.size() == shape.items.size() && shape.items.size() <= FW_MOST_DIMS,
                     "too many dimensions");
@@ -344,7 +316,7 @@ class Reader {
             }));
         const std::string &name = record["part"].string();
         Bytes code = part(name);
-        Library library{&package_->operators, made_with_, nullptr, {}};
+        Library library = own_library(record);
         if (has(record, "prepare")) {
             const Value &prepare = record["prepare"];
             for (const Value &size : prepare["usual"].list().items) library.usual.push_back(size.number());
@@ -390,11 +362,32 @@ class Reader {
         }
         const std::string &name = prepare["part"].string();
         Bytes code = part(name);
-        Library library{&package_->operators, made_with_, nullptr, {}};
+        Library library = own_library(prepare);
         auto plan = named(name, [&] {
             return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs), std::move(library));
         });
         return std::make_shared<const Preparation>(std::move(plan), std::move(results), values);
+    }
+
+    // Notes that something is on this GPU; nothing for -1.
+    void on_gpu(int32_t index) {
+        if (index < 0) return;
+        require(package_->gpu == nullptr || package_->gpu->index() == index,
+                "programs on several GPUs are not for the runtime without Python");
+        if (package_->gpu != nullptr) return;
+        package_->gpu = &Gpu::number(index);
+        package_->code = std::make_unique<DeviceCode>(*package_->gpu);
+    }
+
+    // What a plan may call; `record` names the part with its kernels, where they are for a GPU.
+    Library own_library(const Value &record) {
+        if (has(record, "kernels")) {
+            const std::string &name = record["kernels"].string();
+            require(package_->code != nullptr, name + ": code for a GPU, and the program is on none");
+            Bytes data = part(name);
+            named(name, [&] { package_->code->add(data); });
+        }
+        return {&package_->operators, made_with_, package_->gpu, package_->code.get(), nullptr, {}};
     }
 
     PlanInput weight_input(const Value &one, const Value &weights) {
@@ -413,12 +406,30 @@ class Reader {
         made.kind = PlanInput::Weight;
         made.data = found->second.data + offset;
         made.reach = found->second.size - offset;
+        if (Gpu::index_of(record["device"].string()) >= 0) {
+            made.data = uploaded(found->second, size_t(offset));
+            return made;
+        }
         if (reinterpret_cast<uintptr_t>(made.data) % 16 != 0) {  // never so in a file that package() wrote
             package_->copies.push_back(std::make_unique<std::vector<int64_t>>(made.reach / 8 + 1));
             if (made.reach != 0) std::memcpy(package_->copies.back()->data(), made.data, made.reach);
             made.data = package_->copies.back()->data();
         }
         return made;
+    }
+
+    // A weight on the GPU, from `offset` of what is stored: a copy of the whole, or of its own where kernels could not
+    // read it there.
+    const void *uploaded(Bytes stored, size_t offset) {
+        require(package_->gpu != nullptr, "weights.safetensors: a weight on a GPU, and the program is on none");
+        size_t start = offset % 16 == 0 ? 0 : offset;
+        const Gpu &gpu = *package_->gpu;
+        Owned &found = package_->on_gpu[stored.data + start];
+        if (found == nullptr) {
+            found = Owned(gpu.allocate(int64_t(stored.size - start), thread_stream()), Free{&gpu, thread_stream()});
+            gpu.upload(found.get(), stored.data + start, int64_t(stored.size - start), thread_stream());
+        }
+        return static_cast<const char *>(found.get()) + offset - start;
     }
 };
 
@@ -460,6 +471,9 @@ void check_inputs(const Entry &entry, const fw_tensor *inputs, size_t count) {
         const Leaf &leaf = entry.leaves[i];
         const fw_tensor &given = inputs[i];
         if (given.dtype != leaf.dtype) fail(leaf.name + " must be " + kDTypes[leaf.dtype].name, FW_INPUT);
+        if (given.device != FW_CPU && (given.device != FW_CUDA || given.device_index != leaf.gpu))
+            fail(leaf.name + (leaf.gpu < 0 ? " must lie on the CPU" : " must lie on the CPU, or on GPU " + std::to_string(leaf.gpu)),
+                 FW_INPUT);
         if (given.ndim != int32_t(leaf.shape.size()))
             fail(leaf.name + " has " + std::to_string(leaf.shape.size()) + " dimensions, got " +
                      std::to_string(given.ndim),
@@ -513,7 +527,11 @@ fw_status fw_load_signed(const char *path, const uint8_t *key, fw_package **pack
     });
 }
 
-void fw_close(fw_package *package) { delete package; }
+void fw_close(fw_package *package) {
+    const Gpu *gpu = package == nullptr ? nullptr : package->gpu;
+    delete package;
+    if (gpu != nullptr) gpu->trim();
+}
 const char *fw_last_error(void) { return last_error.c_str(); }
 int64_t fw_item_size(int32_t dtype) { return dtype < 0 || dtype >= 10 ? 0 : kDTypes[dtype].size; }
 size_t fw_entry_count(const fw_package *package) { return package->entries.size(); }
@@ -539,7 +557,7 @@ fw_status fw_input(const fw_package *package, size_t entry, size_t input, fw_ten
         const Entry &one = entry_of(package, entry);
         if (input >= one.leaves.size()) fail("there is no input of this number", FW_INPUT);
         const Leaf &leaf = one.leaves[input];
-        *description = {nullptr, leaf.dtype, int32_t(leaf.shape.size()), {}};
+        *description = {nullptr, leaf.dtype, int32_t(leaf.shape.size()), {}, FW_CPU, 0};
         for (size_t i = 0; i < leaf.shape.size(); i++) {
             bool varies = leaf.shape[i].symbol >= 0 || !leaf.shape[i].sides.empty();
             description->sizes[i] = varies ? -1 : leaf.shape[i].number;
@@ -555,25 +573,68 @@ fw_status fw_output(const fw_package *package, size_t entry, size_t output, fw_t
     });
 }
 
+namespace {
+
+void run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count, fw_tensor *outputs,
+         size_t output_count, void *stream) {
+    const Entry &one = entry_of(package, entry);
+    if (output_count != one.results)
+        fail(one.name + " gives " + std::to_string(one.results) + " tensors, not " + std::to_string(output_count),
+             FW_INPUT);
+    check_inputs(one, inputs, input_count);
+    auto known = [&](int place) { return inputs[place / FW_MOST_DIMS].sizes[place % FW_MOST_DIMS]; };
+    for (const Version &version : one.versions) {
+        bool fits = true;
+        for (const Fact &fact : version.facts) fits = fits && holds(fact, known);
+        if (fits) return version.plan->run(inputs, outputs, stream);
+    }
+    fail("no compiled version is for these sizes", FW_INPUT);
+}
+
+}  // namespace
+
+fw_status fw_run_on(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
+                    fw_tensor *outputs, size_t output_count, void *stream) {
+    return guarded([&] { run(package, entry, inputs, input_count, outputs, output_count, stream); });
+}
+
 fw_status fw_run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
                  fw_tensor *outputs, size_t output_count) {
     return guarded([&] {
-        const Entry &one = entry_of(package, entry);
-        if (output_count != one.results)
-            fail(one.name + " gives " + std::to_string(one.results) + " tensors, not " + std::to_string(output_count),
-                 FW_INPUT);
-        check_inputs(one, inputs, input_count);
-        auto known = [&](int place) { return inputs[place / FW_MOST_DIMS].sizes[place % FW_MOST_DIMS]; };
-        for (const Version &version : one.versions) {
-            bool fits = true;
-            for (const Fact &fact : version.facts) fits = fits && holds(fact, known);
-            if (fits) return version.plan->run(inputs, outputs);
+        run(package, entry, inputs, input_count, outputs, output_count, thread_stream());
+        if (package->gpu == nullptr) return;
+        try {
+            OnGpu current(package->gpu);
+            package->gpu->wait(thread_stream());
+        } catch (const Failure &) {
+            for (size_t i = 0; i < output_count; i++) fw_free(&outputs[i]);
+            throw;
         }
-        fail("no compiled version is for these sizes", FW_INPUT);
+    });
+}
+
+fw_status fw_to_cpu(fw_tensor *tensor) {
+    return guarded([&] {
+        if (tensor->device == FW_CPU) return;
+        const Gpu &gpu = Gpu::number(tensor->device_index);
+        int64_t bytes = fw_item_size(tensor->dtype);
+        for (int32_t i = 0; i < tensor->ndim; i++) bytes *= tensor->sizes[i];
+        Owned made(std::malloc(bytes < 1 ? 1 : size_t(bytes)));
+        if (made == nullptr) fail("no memory for " + std::to_string(bytes) + " bytes", FW_MEMORY);
+        OnGpu current(&gpu);
+        gpu.wait_for_all();  // it may have been made on any stream
+        gpu.download(made.get(), tensor->data, bytes, thread_stream());
+        gpu.wait(thread_stream());
+        fw_free(tensor);
+        tensor->data = made.release();
+        tensor->device = FW_CPU;
+        tensor->device_index = 0;
     });
 }
 
 void fw_free(fw_tensor *tensor) {
-    std::free(tensor->data);
+    if (tensor->device == FW_CUDA && tensor->data != nullptr)
+        Gpu::number(tensor->device_index).free(tensor->data, thread_stream());
+    else std::free(tensor->data);
     tensor->data = nullptr;
 }

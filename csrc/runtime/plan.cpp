@@ -1,6 +1,5 @@
 #include "plan.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #ifdef _OPENMP
@@ -11,9 +10,10 @@ namespace fw {
 
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr size_t kAlignment = 64, kKernelAlignment = 16;  // kKernelAlignment: of what kernels on a GPU take
 
-Owned allocate(int64_t bytes) {
+Owned allocate(int64_t bytes, const Gpu *gpu = nullptr, void *stream = nullptr) {
+    if (gpu != nullptr && bytes <= kMost) return Owned(gpu->allocate(bytes, stream), Free{gpu, stream});
     void *memory = nullptr;
     if (bytes < 0 || bytes > kMost ||
         posix_memalign(&memory, kAlignment, bytes < 1 ? 1 : static_cast<size_t>(bytes)) != 0)
@@ -52,6 +52,9 @@ struct CallPlan::Memory {
     std::vector<Owned> owned;
     std::vector<Handle> handles;
     std::vector<uint8_t> own_handle;
+    std::vector<Owned> more;      // of the GPU: temporary memory, and aligned copies of arguments
+    void *stream = nullptr;       // of the GPU
+    bool follows = false;         // what was put on the stream last is a kernel of this call
     ~Memory() {
         for (size_t slot = 0; slot < handles.size(); slot++) drop(slot);
     }
@@ -91,12 +94,17 @@ const int64_t *CallPlan::start(const fw_tensor *leaves, Memory *memory) const {
     }
     const int64_t *values = symbols_.empty() ? values_.data() : memory->values.data();
     int64_t need = values[arena_];
-    if (need > arena.size) {
+    char *temporary = nullptr;
+    if (arena_gpu_ != nullptr && need > 0) {
+        memory->more.push_back(allocate(need, arena_gpu_, memory->stream));
+        temporary = static_cast<char *>(memory->more.back().get());
+    } else if (arena_gpu_ == nullptr && need > arena.size) {
         arena.size = 0;
         arena.memory.reset();
         arena.memory = allocate(need);
         arena.size = need;
     }
+    if (arena_gpu_ == nullptr) temporary = static_cast<char *>(arena.memory.get());
     memory->pointers.resize(slots_.size());
     memory->owned.resize(slots_.size());
     memory->own_handle.resize(slots_.size());
@@ -109,9 +117,10 @@ const int64_t *CallPlan::start(const fw_tensor *leaves, Memory *memory) const {
             int64_t offset = values[slot.offset], bytes = bytes_of(values, slot);
             if (offset < 0 || offset > need || bytes > need - offset)
                 fail("temporary memory lies outside of its block");
-            memory->pointers[i] = static_cast<char *>(arena.memory.get()) + offset;
+            memory->pointers[i] = temporary + offset;
         } else if (slot.kind == kConstant) {
-            memory->pointers[i] = const_cast<int64_t *>(constants_[slot.where].data());
+            memory->pointers[i] = slot.gpu == nullptr ? const_cast<int64_t *>(constants_[slot.where].data())
+                                                      : on_gpu_[slot.where].get();
         } else if (slot.kind == kInput) {
             const PlanInput &input = inputs_[slot.where];
             if (input.kind == PlanInput::Prepared) {
@@ -119,19 +128,30 @@ const int64_t *CallPlan::start(const fw_tensor *leaves, Memory *memory) const {
                 if (slot.needs_pointer) check_result(i, values, memory);
                 continue;
             }
-            memory->pointers[i] =
-                input.kind == PlanInput::Weight ? const_cast<void *>(input.data) : leaves[input.leaf].data;
-            if (input.kind != PlanInput::Leaf) continue;
-            int64_t given = kDTypes[slot.dtype].size;
-            for (int32_t k = 0; k < leaves[input.leaf].ndim; k++) given *= leaves[input.leaf].sizes[k];
-            if (slot.dtype != leaves[input.leaf].dtype || bytes_of(values, slot) > given)
-                fail("an argument is smaller than the plan says", FW_INPUT);
-            if (slot.needs_handle)
-                memory->hold(i, torch().around(memory->pointers[i], int64_t(slot.ndim), values + slot.sizes,
-                                               values + slot.strides, slot.dtype));
+            if (input.kind == PlanInput::Weight) memory->pointers[i] = const_cast<void *>(input.data);
+            else give_leaf(i, leaves[input.leaf], values, memory);
         }
     }
     return values;
+}
+
+// An argument's memory, on the GPU where the plan reads it there.
+void CallPlan::give_leaf(size_t number, const fw_tensor &leaf, const int64_t *values, Memory *memory) const {
+    const Slot &slot = slots_[number];
+    int64_t given = kDTypes[slot.dtype].size;
+    for (int32_t k = 0; k < leaf.ndim; k++) given *= leaf.sizes[k];
+    if (slot.dtype != leaf.dtype || bytes_of(values, slot) > given)
+        fail("an argument is smaller than the plan says", FW_INPUT);
+    if (slot.gpu == nullptr && leaf.device != FW_CPU) fail("an argument must lie on the CPU", FW_INPUT);
+    memory->pointers[number] = leaf.data;
+    bool odd = reinterpret_cast<uintptr_t>(leaf.data) % kKernelAlignment != 0;
+    if (slot.gpu != nullptr && given > 0 && (leaf.device == FW_CPU || odd)) {
+        memory->more.push_back(allocate(given, slot.gpu, memory->stream));
+        void *copy = memory->pointers[number] = memory->more.back().get();
+        if (leaf.device == FW_CPU) slot.gpu->upload(copy, leaf.data, given, memory->stream);
+        else slot.gpu->copy(copy, leaf.data, given, memory->stream);
+    }
+    if (slot.needs_handle) memory->hold(number, around(slot, memory->pointers[number], values));
 }
 
 void CallPlan::perform(const int64_t *values, Memory *memory) const {
@@ -142,14 +162,13 @@ void CallPlan::perform(const int64_t *values, Memory *memory) const {
             case Step::Kernels:
                 for (size_t k = 0; k < step.count; k++) perform(calls_[n + k], memory->pointers.data(), values);
                 break;
+            case Step::Launched: launch(launches_[n], values, memory); break;
             case Step::Allocate: {
                 const Slot &slot = slots_[n];
                 memory->drop(n);
-                memory->owned[n] = allocate(bytes_of(values, slot));
+                memory->owned[n] = allocate(bytes_of(values, slot), slot.gpu, memory->stream);
                 memory->pointers[n] = memory->owned[n].get();
-                if (slot.needs_handle)
-                    memory->hold(n, torch().around(memory->pointers[n], int64_t(slot.ndim), values + slot.sizes,
-                                                   values + slot.strides, slot.dtype));
+                if (slot.needs_handle) memory->hold(n, around(slot, memory->pointers[n], values));
                 break;
             }
             case Step::Window: {
@@ -159,8 +178,7 @@ void CallPlan::perform(const int64_t *values, Memory *memory) const {
                 if (memory_of == nullptr || start < 0 || start + bytes_of(values, slot) > bytes_of(values, base))
                     fail("a window lies outside of its memory");
                 memory->pointers[n] = memory_of + start;
-                memory->hold(n, torch().around(memory->pointers[n], int64_t(slot.ndim), values + slot.sizes,
-                                               values + slot.strides, slot.dtype));
+                memory->hold(n, around(slot, memory->pointers[n], values));
                 break;
             }
             case Step::Release:
@@ -175,6 +193,7 @@ void CallPlan::perform(const int64_t *values, Memory *memory) const {
                 break;
             case Step::Extern: {
                 const ExternStep &call = externs_[n];
+                memory->follows = false;
                 for (int32_t slot : call.results) memory->drop(slot);
                 int32_t status = call_library(call, memory->handles.data(), values);
                 for (int32_t slot : call.results) memory->own_handle[slot] = status == 0;
@@ -183,6 +202,7 @@ void CallPlan::perform(const int64_t *values, Memory *memory) const {
             }
             case Step::Operator: {
                 const OperatorStep &call = operators_[n];
+                memory->follows = false;
                 for (int64_t slot : call.results)
                     if (slot >= 0) memory->drop(slot);
                 call_operator(call, memory->handles.data(), values);
@@ -197,9 +217,11 @@ void CallPlan::perform(const int64_t *values, Memory *memory) const {
     }
 }
 
-void CallPlan::run(const fw_tensor *leaves, fw_tensor *results) const {
-    WithoutGradients guard(calls_library_);
+void CallPlan::run(const fw_tensor *leaves, fw_tensor *results, void *stream) const {
+    OnGpu current(library_.gpu);
+    OperatorScope scope(calls_library_, library_.gpu, stream);
     Memory memory;
+    memory.stream = stream;
     const int64_t *values = start(leaves, &memory);
     perform(values, &memory);
     size_t done = 0;
@@ -212,8 +234,9 @@ void CallPlan::run(const fw_tensor *leaves, fw_tensor *results) const {
 }
 
 std::vector<Kept> CallPlan::run_kept() const {
-    WithoutGradients guard(true);
+    OperatorScope scope(true, library_.gpu, thread_stream());
     Memory memory;
+    memory.stream = thread_stream();
     const int64_t *values = start(nullptr, &memory);
     perform(values, &memory);
     std::map<size_t, std::shared_ptr<void>> shared;
@@ -225,11 +248,12 @@ std::vector<Kept> CallPlan::run_kept() const {
         for (size_t i = 0; i < output.ndim; i++) reach += (values[output.sizes + i] - 1) * values[output.strides + i];
         if (data == nullptr || offset < 0 || (offset + reach) * kDTypes[slot.dtype].size > bytes_of(values, slot))
             fail("a prepared value lies outside of its memory");
-        made.emplace_back(torch().around(data + offset * kDTypes[slot.dtype].size, int64_t(output.ndim),
-                                         values + output.sizes, values + output.strides, slot.dtype));
+        Slot view = slot;
+        view.ndim = output.ndim, view.sizes = output.sizes, view.strides = output.strides;
+        made.emplace_back(around(view, data + offset * kDTypes[slot.dtype].size, values));
         std::shared_ptr<void> &memory_of = shared[output.slot];
         if (memory_of == nullptr && memory.owned[output.slot] != nullptr)
-            memory_of = std::shared_ptr<void>(memory.owned[output.slot].release(), Free());
+            memory_of = std::move(memory.owned[output.slot]);
         if (memory_of == nullptr && memory.own_handle[output.slot]) {
             memory_of = std::make_shared<Kept>(memory.handles[output.slot]);
             memory.own_handle[output.slot] = 0;
@@ -259,9 +283,11 @@ void CallPlan::check_result(size_t number, const int64_t *values, Memory *memory
     if (!good) fail("an operator returned another tensor than the plan says", FW_RUN);
     if (!same && !empty) {
         Handle copy = nullptr;
-        t.check(
-            t.empty_strided(ndim, values + slot.sizes, values + slot.strides, t.dtypes[slot.dtype], t.cpu, 0, &copy),
-            "allocating a tensor");
+        int32_t device = slot.gpu == nullptr ? t.cpu : torch_cuda().device;
+        int32_t index = slot.gpu == nullptr ? 0 : slot.gpu->index();
+        t.check(t.empty_strided(ndim, values + slot.sizes, values + slot.strides, t.dtypes[slot.dtype], device, index,
+                                &copy),
+                "allocating a tensor");
         int32_t status = t.copy(copy, handle, 0);
         memory->hold(number, copy);
         t.check(status, "copying a tensor");
@@ -275,7 +301,7 @@ const std::vector<Kept> &Preparation::get() const {
     if (made_ != nullptr) return *made_;
     std::vector<Kept> values = plan_->run_kept();
     if (values.size() != values_) fail("the preparation gives other values");
-    WithoutGradients without(true);
+    OperatorScope scope(true, plan_->gpu(), thread_stream());
     std::vector<Handle> handles;
     for (const Kept &value : values) handles.push_back(value.handle());
     handles.push_back(nullptr);  // of a result
@@ -291,6 +317,7 @@ const std::vector<Kept> &Preparation::get() const {
             made->back().memory = values[result.value].memory;
         }
     }
+    if (plan_->gpu() != nullptr) plan_->gpu()->wait(thread_stream());  // other streams read them
     made_ = std::move(made);
     return *made_;
 }
@@ -329,9 +356,48 @@ void CallPlan::perform(const Call &call, void *const *pointers, const int64_t *v
     if (status != 0) fail("index out of range in " + call.name, FW_RUN);
 }
 
+void CallPlan::launch(const Launch &call, const int64_t *values, Memory *memory) const {
+    int64_t grid = values[call.grid];
+    if (grid <= 0) return;
+    size_t n = call.buffers.size() - call.scratch, all = n + call.sizes.size();
+    std::vector<void *> pointers(n + 2), parameters(all + 2);
+    for (size_t i = 0; i < n; i++) {
+        pointers[i] = memory->pointers[call.buffers[i]];
+        if (pointers[i] == nullptr) fail(call.name + " reads a tensor without memory");
+        if (!call.by_value[i] && reinterpret_cast<uintptr_t>(pointers[i]) % kKernelAlignment != 0)
+            fail(call.name + ": memory that does not start at a multiple of 16 bytes", FW_RUN);
+        parameters[i] = call.by_value[i] ? pointers[i] : &pointers[i];
+    }
+    for (size_t i = 0; i < call.sizes.size(); i++) parameters[n + i] = const_cast<int64_t *>(values + call.sizes[i]);
+    // Triton's own memory: descriptions of tensors for the copy engine, and what profiling writes.
+    pointers[n] = call.scratch ? memory->pointers[call.buffers[n]] : nullptr;
+    pointers[n + 1] = nullptr;
+    parameters[all] = &pointers[n];
+    parameters[all + 1] = &pointers[n + 1];
+    std::string error;
+    const DeviceFunction &code = call.function;
+    DeviceLaunch shape{code.function, grid,           library_.gpu->index(),        code.threads,
+                       code.shared,   memory->stream, call.waits && memory->follows};
+    if (!cuda_launch(shape, parameters.data(), &error)) fail(call.name + ": " + error, FW_RUN);
+    memory->follows = true;
+}
+
+// A handle of memory that it does not own.
+Handle CallPlan::around(const Slot &slot, void *data, const int64_t *values) const {
+    const Torch &t = torch();
+    Handle made = nullptr;
+    int32_t device = slot.gpu == nullptr ? t.cpu : torch_cuda().device;
+    t.check(t.from_blob(data, int64_t(slot.ndim), values + slot.sizes, values + slot.strides, 0, t.dtypes[slot.dtype],
+                        device, slot.gpu == nullptr ? 0 : slot.gpu->index(), &made),
+            "a tensor around memory");
+    return made;
+}
+
 // The result row by row: the tensor's own memory where it lies so and no other result needs it.
 void CallPlan::give(const Output &output, const int64_t *values, Memory *memory, fw_tensor *result) const {
-    fw_tensor made{nullptr, output.dtype, int32_t(output.ndim), {}};
+    const Gpu *gpu = slots_[output.slot].gpu;
+    fw_tensor made{nullptr, output.dtype, int32_t(output.ndim), {}, FW_CPU, 0};
+    if (gpu != nullptr) made.device = FW_CUDA, made.device_index = gpu->index();
     int64_t step = 1, count = 1;
     bool dense = true;
     for (size_t i = output.ndim; i-- > 0;) {
@@ -352,7 +418,14 @@ void CallPlan::give(const Output &output, const int64_t *values, Memory *memory,
     const char *source = static_cast<const char *>(memory->pointers[output.slot]);
     if (count > 0 && (source == nullptr || start < 0 || reach * size > bytes_of(values, slots_[output.slot])))
         fail("a result lies outside of its memory");
-    Owned copy = allocate(count * size);
+    Owned copy = allocate(count * size, gpu, memory->stream);
+    if (gpu != nullptr) {
+        gpu->pack(copy.get(), source + start * size, size, made.ndim, made.sizes, values + output.strides,
+                  memory->stream);
+        made.data = copy.release();
+        *result = made;
+        return;
+    }
     char *target = static_cast<char *>(copy.get());
     std::vector<int64_t> at(output.ndim);
     if (dense && count > 0) std::memcpy(target, source + start * size, count * size);

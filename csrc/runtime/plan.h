@@ -1,14 +1,13 @@
-// One call plan, read from a package, and a call of it: generated kernels, and operators of PyTorch's through its C
-// functions. Takes the bytes of a `.code` part and pointers; gives memory of the results. Always holds: every slot and
+// One call plan, read from a package, and a call of it: generated kernels, on the CPU or on a GPU, and operators of
+// PyTorch's through its C functions. Takes the bytes of a `.code` part and pointers; gives memory of the results. Always holds: every slot and
 // value number of a plan that was read is in range; a plan is not changed by calls, so that threads share it.
 #ifndef FUSEWRIGHT_RUNTIME_PLAN_H
 #define FUSEWRIGHT_RUNTIME_PLAN_H
 
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 
-#include "file.h"
+#include "gpu.h"
 #include "torch.h"
 
 namespace fw {
@@ -22,16 +21,11 @@ constexpr int64_t kMost = int64_t(1) << 46;  // bytes of one tensor
 enum SlotKind { kInput, kConstant, kArena, kFresh, kReturned, kWindow, kAlias };
 int32_t dtype_of(const std::string &name);
 
-struct Free {
-    void operator()(void *memory) const { std::free(memory); }
-};
-using Owned = std::unique_ptr<void, Free>;
-
 struct PlanInput {
     enum Kind { Leaf, Weight, Size, Number, Prepared } kind;
     size_t leaf = 0, dim = 0;    // leaf: of one that is prepared, its number
     int64_t number = 0;          // the usual value of a size
-    const void *data = nullptr;  // of a weight
+    const void *data = nullptr;  // of a weight, on the GPU where the plan reads it there
     size_t reach = 0;            // its bytes
 };
 
@@ -58,7 +52,9 @@ class Preparation;
 // What a plan may call besides its kernels.
 struct Library {
     const Operators *operators = nullptr;
-    std::string made_with;  // the version of PyTorch
+    std::string made_with;       // the version of PyTorch
+    const Gpu *gpu = nullptr;    // that the program is on
+    DeviceCode *code = nullptr;  // of its kernels
     std::shared_ptr<const Preparation> preparation;
     std::vector<int64_t> usual;  // sizes that values are prepared for, and serve any
 };
@@ -68,10 +64,12 @@ class CallPlan {
     CallPlan(Bytes data, std::vector<PlanInput> inputs, std::vector<size_t> outputs, Library library);
     ~CallPlan();
     CallPlan(const CallPlan &) = delete;
-    void run(const fw_tensor *leaves, fw_tensor *results) const;
+    // stream: of the GPU, where the program is on one
+    void run(const fw_tensor *leaves, fw_tensor *results, void *stream) const;
     // Of a plan without arguments: its results as tensors, views of one memory included.
     std::vector<Kept> run_kept() const;
     fw_tensor described(size_t result) const;
+    const Gpu *gpu() const { return library_.gpu; }
 
   private:
     using Kernel = void (*)(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status);
@@ -81,6 +79,7 @@ class CallPlan {
         int32_t dtype;
         size_t ndim, sizes, strides, offset;
         bool needs_pointer, needs_handle;  // needs_handle: an operator reads or makes it
+        const Gpu *gpu;                    // where its memory is; null: the CPU's
     };
     struct Call {
         Kernel function;
@@ -89,8 +88,16 @@ class CallPlan {
         size_t extent;
         int64_t grain;
     };
+    struct Launch {  // a kernel on the GPU
+        DeviceFunction function;
+        std::string name;
+        std::vector<size_t> buffers, sizes;
+        std::vector<bool> by_value;  // buffers of the CPU whose content is the parameter
+        size_t grid;
+        bool scratch, waits;  // scratch: the last buffer is Triton's own; waits: it waits itself for those before it
+    };
     struct Step {
-        enum Kind { Kernels, Allocate, Window, Release, Check, Gather, Extern, Operator, Skip } kind;
+        enum Kind { Kernels, Launched, Allocate, Window, Release, Check, Gather, Extern, Operator, Skip } kind;
         size_t number;  // of a slot, a value entry or a call of its kind
         size_t count;   // of kernels, or of steps that are skipped
     };
@@ -120,15 +127,18 @@ class CallPlan {
     std::vector<Instruction> instructions_;
     std::vector<Slot> slots_;
     std::vector<Call> calls_;
+    std::vector<Launch> launches_;
     std::vector<ExternStep> externs_;
     std::vector<OperatorStep> operators_;
     std::vector<Gathered> gathers_;
     std::vector<Step> steps_;
     std::vector<Output> outputs_;
     std::vector<std::vector<int64_t>> constants_;  // eight bytes a word: aligned
+    std::vector<Owned> on_gpu_;                    // constants that kernels read there, by number
     std::vector<Kept> fixed_;                      // handles of weights and constants
     std::vector<Handle> handles_;                  // by slot: those of fixed_
     size_t arena_ = 0;
+    const Gpu *arena_gpu_ = nullptr;
     bool calls_library_ = false;
     void *code_ = nullptr;
     size_t code_size_ = 0;
@@ -138,6 +148,7 @@ class CallPlan {
     void read_step(const Value &record, std::vector<std::string> *keys);
     void read_slot_step(const Value &record);
     void read_call(const Value &record, std::vector<std::string> *keys);
+    void read_launch(const Value &record);
     void read_extern(const Value &record);
     void read_operator(const Value &record);
     void read_output(const Value &record);
@@ -146,9 +157,12 @@ class CallPlan {
     size_t run_of(const Value &start, size_t count) const;
     void check_weights() const;
     int64_t bytes_of(const int64_t *values, const Slot &slot) const;
+    Handle around(const Slot &slot, void *data, const int64_t *values) const;
     const int64_t *start(const fw_tensor *leaves, Memory *memory) const;
     void perform(const int64_t *values, Memory *memory) const;
     void perform(const Call &call, void *const *pointers, const int64_t *values) const;
+    void launch(const Launch &launch, const int64_t *values, Memory *memory) const;
+    void give_leaf(size_t slot, const fw_tensor &leaf, const int64_t *values, Memory *memory) const;
     void check_result(size_t slot, const int64_t *values, Memory *memory) const;
     void compute(std::vector<int64_t> *values, const fw_tensor *leaves) const;
     void give(const Output &output, const int64_t *values, Memory *memory, fw_tensor *result) const;

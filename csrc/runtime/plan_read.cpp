@@ -1,6 +1,7 @@
 // Reads a call plan: see plan.h. plan.cpp performs it.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -76,6 +77,12 @@ CallPlan::CallPlan(Bytes data, std::vector<PlanInput> inputs, std::vector<size_t
         const Value &constant = plan.at(10).at(slots_[i].where);
         require(bytes_of(values_.data(), slots_[i]) <= int64_t(constant.data.size),
                 "a constant is smaller than its sizes say");
+        if (slots_[i].gpu == nullptr) continue;
+        on_gpu_.resize(constants_.size());
+        const Gpu &gpu = *slots_[i].gpu;
+        Owned made(gpu.allocate(int64_t(constant.data.size), thread_stream()), Free{&gpu, thread_stream()});
+        gpu.upload(made.get(), constant.data.data, int64_t(constant.data.size), thread_stream());
+        on_gpu_[slots_[i].where] = std::move(made);
     }
     std::vector<std::string> keys;
     for (const Value &one : plan.at(6).list().items) read_step(one, &keys);
@@ -116,6 +123,7 @@ void CallPlan::read_step(const Value &one, std::vector<std::string> *keys) {
             steps_.push_back({Step::Kernels, first, calls_.size() - first});
             break;
         }
+        case kLaunch: read_launch(one); break;
         case kCCall: read_extern(one); break;
         case kPythonCall: read_operator(one); break;
         case kGather: {
@@ -134,7 +142,7 @@ void CallPlan::read_step(const Value &one, std::vector<std::string> *keys) {
             steps_.push_back({Step::Skip, size_t(one.at(0).within(0, values_.size())), 0});
             for (const Value &inner : one.at(1).list().items) {
                 require(inner.kind == Value::Record && inner.integer != kGuarded && inner.integer != kKernel &&
-                            inner.integer != kGroup,
+                            inner.integer != kGroup && inner.integer != kLaunch,
                         "a step of another form");
                 read_step(inner, keys);
             }
@@ -301,10 +309,10 @@ void CallPlan::hold_fixed() {
         const Slot &slot = slots_[i];
         bool weight = slot.kind == kInput && inputs_[slot.where].kind == PlanInput::Weight;
         if (!slot.needs_handle || (!weight && slot.kind != kConstant)) continue;
-        void *data =
-            weight ? const_cast<void *>(inputs_[slot.where].data) : static_cast<void *>(constants_[slot.where].data());
-        fixed_.emplace_back(torch().around(data, int64_t(slot.ndim), values_.data() + slot.sizes,
-                                           values_.data() + slot.strides, slot.dtype));
+        void *data = weight                ? const_cast<void *>(inputs_[slot.where].data)
+                     : slot.gpu != nullptr ? on_gpu_[slot.where].get()
+                                           : static_cast<void *>(constants_[slot.where].data());
+        fixed_.emplace_back(around(slot, data, values_.data()));
         handles_[i] = fixed_.back().handle();
     }
 }
@@ -325,11 +333,21 @@ void CallPlan::read_slot(const Value &one) {
               0,
               0,
               one.at(2).integer != 0,
-              false};
+              false,
+              nullptr};
     for (int i = 0; i < 7; i++)
         if (kind == kinds[i]) made.kind = i;
-    require(made.kind >= 0 && one.at(5).string() == "cpu",
-            "a tensor that is not for the runtime without Python: " + kind);
+    const std::string &device = one.at(5).string();
+    require(made.kind >= 0 && (device == "cpu" || (device == "cuda" && library_.gpu != nullptr)),
+            "a tensor that is not for the runtime without Python: " + kind + " on " + device);
+    if (device == "cuda") {
+        made.gpu = library_.gpu;
+        require(one.at(6).number() < 0 || one.at(6).number() == made.gpu->index(),
+                "a program on several GPUs is not for the runtime without Python");
+    }
+    auto is_arena = [](const Slot &slot) { return slot.kind == kArena; };
+    if (made.kind == kArena && std::none_of(slots_.begin(), slots_.end(), is_arena)) arena_gpu_ = made.gpu;
+    require(made.kind != kArena || made.gpu == arena_gpu_, "temporary memory on several devices");
     made.sizes = run_of(one.at(8), made.ndim);
     made.strides = run_of(one.at(9), made.ndim);
     made.offset = one.at(10).within(0, values_.size());
@@ -352,6 +370,26 @@ void CallPlan::read_call(const Value &one, std::vector<std::string> *keys) {
     for (const Value &buffer : one.at(2).list().items) made.buffers.push_back(buffer.within(0, slots_.size()));
     for (const Value &size : one.at(5).list().items) made.sizes.push_back(size.within(0, values_.size()));
     calls_.push_back(std::move(made));
+}
+
+void CallPlan::read_launch(const Value &one) {
+    require(library_.code != nullptr, "a kernel of a GPU, and no code of it");
+    const std::string &name = one.at(0).string();
+    Launch made{{}, name, {}, {}, {}, size_t(one.at(6).within(0, values_.size())), one.at(8).integer != 0,
+                one.at(9).integer != 0};
+    for (const Value &buffer : one.at(3).list().items) made.buffers.push_back(buffer.within(0, slots_.size()));
+    for (const Value &size : one.at(7).list().items) made.sizes.push_back(size.within(0, values_.size()));
+    const std::vector<Value> &by_value = one.at(4).list().items;
+    require(by_value.size() == made.buffers.size() && (!made.scratch || !made.buffers.empty()),
+            "a kernel of another form");
+    for (size_t i = 0; i < made.buffers.size(); i++) {
+        made.by_value.push_back(by_value[i].integer != 0);
+        require(made.by_value[i] == (slots_[made.buffers[i]].gpu == nullptr),
+                name + " reads memory of another device");
+    }
+    made.function = library_.code->function(one.at(1).string(), name);
+    steps_.push_back({Step::Launched, launches_.size(), 0});
+    launches_.push_back(std::move(made));
 }
 
 // What kernels may touch of a tensor; the strides of results are not negative.
@@ -408,7 +446,9 @@ void CallPlan::load_code(Bytes data, const std::vector<std::string> &keys) {
 
 fw_tensor CallPlan::described(size_t result) const {
     const Output &output = outputs_.at(result);
-    fw_tensor made{nullptr, output.dtype, int32_t(output.ndim), {}};
+    fw_tensor made{nullptr, output.dtype, int32_t(output.ndim), {}, FW_CPU, 0};
+    const Gpu *gpu = slots_[output.slot].gpu;
+    if (gpu != nullptr) made.device = FW_CUDA, made.device_index = gpu->index();
     for (size_t i = 0; i < output.ndim; i++) {
         bool varies = false;
         for (const Symbol &symbol : symbols_) varies |= symbol.value == output.sizes + i;

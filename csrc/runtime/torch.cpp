@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -17,39 +16,27 @@ namespace {
 
 struct Row {
     const char *name;
-    size_t place;
+    void **(*place)(Torch &);
     bool required;
 };
-#define ROW(field, symbol, required) {symbol, offsetof(Torch, field), required}
+#define ROW(field, symbol, required) {symbol, [](Torch &made) { return reinterpret_cast<void **>(&made.field); }, required},
 const Row kRows[] = {
-    ROW(empty_strided, "aoti_torch_empty_strided", true),
-    ROW(from_blob, "aoti_torch_create_tensor_from_blob", true),
-    ROW(copy, "aoti_torch_copy_", true),
-    ROW(clone, "aoti_torch_clone", true),
-    ROW(new_handle, "aoti_torch_new_tensor_handle", true),
-    ROW(delete_handle, "aoti_torch_delete_tensor_object", true),
-    ROW(data_ptr, "aoti_torch_get_data_ptr", true),
-    ROW(dim, "aoti_torch_get_dim", true),
-    ROW(sizes, "aoti_torch_get_sizes", true),
-    ROW(strides, "aoti_torch_get_strides", true),
-    ROW(dtype, "aoti_torch_get_dtype", true),
-    ROW(storage_offset, "aoti_torch_get_storage_offset", true),
-    ROW(layout, "aoti_torch_get_layout", true),
-    ROW(grad_enabled, "aoti_torch_grad_mode_is_enabled", true),
-    ROW(set_grad_enabled, "aoti_torch_grad_mode_set_enabled", true),
-    ROW(abi_version, "aoti_torch_abi_version", true),
-    ROW(call_dispatcher, "torch_call_dispatcher", false),
-    ROW(new_list, "torch_new_list_reserve_size", false),
-    ROW(push_back, "torch_list_push_back", false),
-    ROW(new_string, "torch_new_string_handle", false),
-    ROW(new_value, "torch_new_stable_ivalue", false),
-    ROW(error_text, "torch_exception_get_what_without_backtrace", false),
+    FUSEWRIGHT_TENSOR_CALLS(ROW)
+    ROW(clone, "aoti_torch_clone", true)
+    ROW(layout, "aoti_torch_get_layout", true)
+    ROW(abi_version, "aoti_torch_abi_version", true)
+    ROW(call_dispatcher, "torch_call_dispatcher", false)
+    ROW(new_list, "torch_new_list_reserve_size", false)
+    ROW(push_back, "torch_list_push_back", false)
+    ROW(new_string, "torch_new_string_handle", false)
+    ROW(new_value, "torch_new_stable_ivalue", false)
 };
 #undef ROW
 
 std::mutex opening;
 std::string chosen_path;
 std::atomic<const Torch *> opened{nullptr};  // never closed: tensors of it may live
+std::atomic<bool> cuda_opened{false};
 
 int32_t code(const Torch &made, const std::string &name) {
     auto function = reinterpret_cast<int32_t (*)()>(made.function(name));
@@ -78,11 +65,47 @@ std::unique_ptr<Torch> open_torch() {
         void *address = made->function(row.name);
         if (address == nullptr && row.required)
             fail(std::string("this libtorch lacks ") + row.name + ": it is too old", FW_MACHINE);
-        std::memcpy(reinterpret_cast<char *>(made.get()) + row.place, &address, sizeof address);
+        *row.place(*made) = address;
     }
     made->cpu = code(*made, "aoti_torch_device_type_cpu");
     made->strided = code(*made, "aoti_torch_layout_strided");
     for (int i = 0; i < 10; i++) made->dtypes[i] = code(*made, std::string("aoti_torch_dtype_") + kDTypes[i].name);
+    return made;
+}
+
+// The library of GPUs beside the other: opening it registers its operators.
+TorchCuda open_torch_cuda() {
+    const Torch &base = torch();
+    TorchCuda made;
+    Dl_info about{};
+    std::string path = "libtorch_cuda.so";
+    if (dladdr(reinterpret_cast<void *>(base.empty_strided), &about) != 0 && about.dli_fname != nullptr &&
+        std::strchr(about.dli_fname, '/') != nullptr)
+        path = std::string(about.dli_fname, std::strrchr(about.dli_fname, '/') + 1) + path;
+    made.library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);  // that of the process
+    if (made.library == nullptr) made.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (made.library == nullptr) {
+        const char *text = dlerror();
+        fail("the package calls PyTorch's operators on a GPU, and this libtorch has none for CUDA (" +
+                 std::string(text == nullptr ? path : text) + ")",
+             FW_MACHINE);
+    }
+    auto find = [&](const char *name, auto *place) {
+        void *address = dlsym(made.library, name);
+        if (address == nullptr) fail(std::string("this libtorch lacks ") + name + ": it is too old", FW_MACHINE);
+        std::memcpy(place, &address, sizeof address);
+    };
+    find("aoti_torch_create_cuda_stream_guard", &made.guard);
+    find("aoti_torch_delete_cuda_stream_guard", &made.delete_guard);
+    int32_t (*device_type)() = nullptr;
+    find("aoti_torch_device_type_cuda", &device_type);
+    made.device = device_type();
+    // PyTorch sets its part of CUDA up when a tensor is made there.
+    int64_t one = 1;
+    Handle first = nullptr;
+    base.check(base.empty_strided(1, &one, &one, base.dtypes[1], made.device, 0, &first), "a tensor on the GPU");
+    base.delete_handle(first);
+    cuda_opened = true;
     return made;
 }
 
@@ -110,11 +133,14 @@ void check_torch_version(const std::string &made_with) {
              FW_MACHINE);
 }
 
-void *Torch::function(const std::string &name) const { return dlsym(library, name.c_str()); }
+void *Torch::function(const std::string &name) const {
+    void *found = dlsym(library, name.c_str());
+    return found == nullptr && cuda_opened ? dlsym(torch_cuda().library, name.c_str()) : found;
+}
 
-std::string Torch::error(const std::string &what) const {
-    const char *text = error_text == nullptr ? nullptr : error_text();
-    return what + (text == nullptr || *text == 0 ? " failed" : std::string(": ") + text);
+const TorchCuda &torch_cuda() {
+    static const TorchCuda found = open_torch_cuda();
+    return found;
 }
 
 bool Torch::is_strided(Handle handle) const {
@@ -123,13 +149,7 @@ bool Torch::is_strided(Handle handle) const {
 }
 
 void Torch::check(int32_t status, const std::string &what) const {
-    if (status != 0) fail(error(what), FW_RUN);
-}
-
-Handle Torch::around(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype) const {
-    Handle made = nullptr;
-    check(from_blob(data, ndim, sizes, strides, 0, dtypes[dtype], cpu, 0, &made), "a tensor around memory");
-    return made;
+    if (status != 0) fail(error_of(*this, what), FW_RUN);
 }
 
 // --- operators by name
@@ -175,7 +195,8 @@ bool fits(const Type &type, const Argument &given) {
         case Type::DType: return constant && value.kind == Value::Text;
         case Type::Layout:
         case Type::MemoryFormat: return constant && value.kind == Value::Text && kFormats.count(value.text) != 0;
-        case Type::Device: return constant && value.kind == Value::Text && value.text == "cpu";
+        case Type::Device:
+            return constant && value.kind == Value::Text && (value.text == "cpu" || Gpu::index_of(value.text) >= 0);
         case Type::Optional: return (constant && value.kind == Value::Null) || fits(type.inner[0], given);
         case Type::List:
             if (constant && value.kind == Value::List)
@@ -219,7 +240,11 @@ uint64_t encode(const Type &type, const Argument &given, Handle *handles, const 
         case Type::DType: return static_cast<uint32_t>(t.dtypes[dtype_of(value.text)]);
         case Type::Layout:
         case Type::MemoryFormat: return static_cast<uint32_t>(code(t, kFormats.at(value.text)));
-        case Type::Device: return static_cast<uint64_t>(static_cast<uint32_t>(t.cpu)) << 32 | 0xffffffffu;
+        case Type::Device: {
+            int32_t index = Gpu::index_of(value.text);
+            uint64_t device = static_cast<uint32_t>(index < 0 ? t.cpu : torch_cuda().device);
+            return device << 32 | static_cast<uint32_t>(index);
+        }
         case Type::Optional: {
             if (given.kind == Argument::Constant && value.kind == Value::Null) return 0;
             uint64_t inner = encode(type.inner[0], given, handles, values), *made = nullptr;

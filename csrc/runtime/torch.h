@@ -4,30 +4,15 @@
 #ifndef FUSEWRIGHT_RUNTIME_TORCH_H
 #define FUSEWRIGHT_RUNTIME_TORCH_H
 
-#include "../library_call.h"
-#include "file.h"
+#include "../torch_calls.h"
+#include "gpu.h"
 
 namespace fw {
 
 // The functions, as torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h declare them.
-struct Torch {
-    int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device,
-                             int32_t index, Handle *);
-    int32_t (*from_blob)(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset,
-                         int32_t dtype, int32_t device, int32_t index, Handle *);
-    int32_t (*copy)(Handle self, Handle source, int32_t non_blocking);
+struct Torch : TensorCalls {
     int32_t (*clone)(Handle, Handle *);
-    int32_t (*new_handle)(Handle, Handle *);
-    int32_t (*delete_handle)(Handle);
-    int32_t (*data_ptr)(Handle, void **);
-    int32_t (*dim)(Handle, int64_t *);
-    int32_t (*sizes)(Handle, int64_t **);
-    int32_t (*strides)(Handle, int64_t **);
-    int32_t (*dtype)(Handle, int32_t *);
-    int32_t (*storage_offset)(Handle, int64_t *);
     int32_t (*layout)(Handle, int32_t *);
-    bool (*grad_enabled)();
-    void (*set_grad_enabled)(bool);
     uint64_t (*abi_version)();
     // Optional: of PyTorch 2.10 and later.
     int32_t (*call_dispatcher)(const char *name, const char *overload, uint64_t *stack, uint64_t version);
@@ -35,21 +20,26 @@ struct Torch {
     int32_t (*push_back)(void *list, uint64_t);
     int32_t (*new_string)(const char *, size_t, void **);
     int32_t (*new_value)(uint64_t **);
-    const char *(*error_text)();
 
     void *library = nullptr;
     int32_t cpu = 0, strided = 0, dtypes[10] = {};  // codes; dtypes in the order of fw_dtype
 
     void *function(const std::string &name) const;  // null where there is none
-    std::string error(const std::string &what) const;
     void check(int32_t status, const std::string &what) const;
     bool is_strided(Handle) const;  // false for a library's own layout
-    // A tensor of memory that it does not own.
-    Handle around(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype) const;
+};
+
+// What is more for tensors on GPUs, in libtorch_cuda.so.
+struct TorchCuda {
+    void *library = nullptr;
+    int32_t device = 0;  // code
+    int32_t (*guard)(void *stream, int32_t index, void **) = nullptr;
+    int32_t (*delete_guard)(void *) = nullptr;
 };
 
 // Raises FW_MACHINE where there is no libtorch, or one that is too old.
 const Torch &torch();
+const TorchCuda &torch_cuda();
 void use_torch(const std::string &path);  // of libtorch_cpu.so, or of its folder
 // Raises FW_MACHINE unless libtorch is of the version that the package was made with.
 void check_torch_version(const std::string &made_with);
@@ -92,19 +82,24 @@ OperatorStep operator_step(const Operator &target, std::vector<Argument> given,
 // Puts new handles at the results' slots.
 void call_operator(const OperatorStep &step, Handle *handles, const int64_t *values);
 
-// While alive, operators run without gradients on this thread.
-class WithoutGradients {
+// While alive, operators run without gradients on this thread; those on a GPU, if one is given, on the stream.
+class OperatorScope {
   public:
-    explicit WithoutGradients(bool active) : active_(active && torch().grad_enabled()) {
-        if (active_) torch().set_grad_enabled(false);
+    OperatorScope(bool active, const Gpu *gpu, void *stream) {
+        if (active && gpu != nullptr)
+            torch().check(torch_cuda().guard(stream, gpu->index(), &guard_), "making the stream PyTorch's");
+        without_gradients_ = active && torch().grad_enabled();
+        if (without_gradients_) torch().set_grad_enabled(false);
     }
-    ~WithoutGradients() {
-        if (active_) torch().set_grad_enabled(true);
+    ~OperatorScope() {
+        if (without_gradients_) torch().set_grad_enabled(true);
+        if (guard_ != nullptr) torch_cuda().delete_guard(guard_);
     }
-    WithoutGradients(const WithoutGradients &) = delete;
+    OperatorScope(const OperatorScope &) = delete;
 
   private:
-    bool active_;
+    bool without_gradients_ = false;
+    void *guard_ = nullptr;
 };
 
 }  // namespace fw

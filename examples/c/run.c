@@ -60,6 +60,7 @@ int main(int count, char **words) {
         }
         if (fw_run(package, 0, inputs, given, outputs, made) != FW_OK) return failed("run");
         for (size_t i = 0; i < made; i++) {
+            if (fw_to_cpu(&outputs[i]) != FW_OK) return failed("result"); /* of a program on a GPU */
             char path[4096];
             snprintf(path, sizeof path, "%s.out.%zu", words[3], i);
             FILE *file = fopen(path, "wb");

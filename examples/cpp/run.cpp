@@ -11,7 +11,7 @@ int main(int count, char **words) {
         int64_t rows = std::stoll(words[2]), columns = about.sizes[1];
         std::vector<float> x(static_cast<size_t>(rows * columns), 1.0f);
         auto results = package({fusewright::tensor(x.data(), FW_FLOAT32, {rows, columns})});
-        for (size_t i = 0; i < results[0].count(); i++) std::cout << results[0].data<float>()[i] << "\n";
+        for (size_t i = 0; i < results[0].count(); i++) std::cout << results[0].cpu().data<float>()[i] << "\n";
     } catch (const fusewright::Error &error) {
         std::cerr << error.what() << "\n";
         return 1;

@@ -44,7 +44,7 @@ int main(int count, char **words) {
             auto results = package(inputs);
             std::cout << "called " << since(start);
             for (auto &result : results)
-                std::cout << " " << (result.dtype() == FW_FLOAT32 ? result.data<float>()[0] : 0);
+                std::cout << " " << (result.dtype() == FW_FLOAT32 ? result.cpu().data<float>()[0] : 0);
             std::cout << std::endl;
         }
     } catch (const std::exception &error) {

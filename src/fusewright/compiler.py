@@ -77,12 +77,13 @@ from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
 from fusewright.operators.known_sizes import MARK
-from fusewright.process import PROCESS, FunctionState, call_with_locals, function_name
+from fusewright.process import PROCESS, FunctionState, HandlersHeard, call_with_locals, function_name
 
 CompiledFunction = _native.CompiledFunction
 _native.hook_set_policy(policy)
 forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+_get_eval_frame = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
 """Reasons to run one call eagerly that say nothing about the next one."""
@@ -190,19 +191,32 @@ class Compiler:
         RecompileError under that stance. What else goes wrong in capture or compilation ends here, and the call runs
         eagerly.
         """
-        # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it
-        # and noting so.
-        if not PROCESS.lock.acquire(blocking=not self.settings["background"]):
-            return None  # something is being compiled in the background: this call does not wait for it
-        # torch.compile, where it calls what fusewright compiles, does not trace the compiler
-        watcher = _set_eval_frame(None)
-        try:
-            return self._miss(compiled, function, values)
-        except (Exception, Signal) as error:
-            return self._failed(compiled, function, error)
-        finally:
-            _set_eval_frame(watcher)
+        if self.settings["background"]:
+            if not PROCESS.lock.acquire(blocking=False):
+                return None  # something is being compiled in the background: this call does not wait for it
             PROCESS.lock.release()
+        # No Python code takes the lock: a signal's handler, or the end of the stack, could come between taking it and
+        # noting so. Nor does it put anything back.
+        heard, entries = HandlersHeard(), compiled.entries
+        with PROCESS.lock:
+            # torch.compile, where it calls what fusewright compiles, does not trace the compiler
+            watcher = _get_eval_frame()
+            try:
+                _set_eval_frame(None)
+                heard.listen()
+                made = self._miss(compiled, function, values)
+            except (Exception, Signal) as error:
+                made = None
+                self._failed(compiled, function, heard.raised.pop(0) if heard.raised else error)
+            finally:
+                _set_eval_frame(watcher)
+                _native.set_signal_handlers(heard.away)
+            if heard.raised:  # and something has taken it for an answer: no more is known than before
+                for entry in set(compiled.entries) - set(entries):
+                    compiled.remove(entry)
+                PROCESS.states.setdefault(compiled, FunctionState()).skipped = False
+                raise heard.raised.pop(0)
+        return made
 
     def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         for entry in compiled.entries:
@@ -428,13 +442,13 @@ class Compiler:
             return self._eager_entry(name, frame, "training-eager", frame.eager_reason)
         compiled = None
         if frame.graph is not None:
-            agree(name, frame.graph, lambda text: self.notify(Hint(name, text)))
+            settings = self._agreed(name, frame.graph)
             graph = GraphToCompile(
                 frame.graph,
                 frame.constants,
                 frame.example_inputs,
                 name,
-                self.settings,
+                settings,
                 self.notify,
                 frame.backward,
                 parameters=_parameters(frame),
@@ -450,6 +464,22 @@ class Compiler:
         if compiled is not None and frame.inference:
             compiled = under_inference_mode(compiled)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
+
+    def _agreed(self, name: str, graph: Any) -> Settings:
+        """The settings, where all processes agree on the graph: without those that change its collectives elsewhere."""
+        settings = self.settings
+        varies = settings.dynamic is not False
+        changed = {"join_collectives": False, "cut_collectives": 1}
+        asked = [key for key, value in changed.items() if settings[key] != value]
+        alike = agree(name, graph, lambda text: self.notify(Hint(name, text)), bool(asked))
+        if not asked:
+            return settings
+        if alike and varies and "cut_collectives" in asked:
+            self.notify(Hint(name, "option 'cut_collectives' needs dynamic=False: no product is cut"))
+            changed = {"cut_collectives": 1}
+        elif alike:
+            return settings
+        return replace(settings, options={**settings.options, **changed})
 
     def _callable(self, graph: GraphToCompile, level: str) -> Any:
         if level == self.backend.level:

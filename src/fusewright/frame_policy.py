@@ -23,7 +23,7 @@ import torch.utils.checkpoint
 from fusewright import _native
 from fusewright.base import marks
 from fusewright.base.events import STREAM, InternalError
-from fusewright.base.signals import Signal
+from fusewright.base.signals import Signal, raised_by_handler
 from fusewright.capture.guards import build_program
 from fusewright.operators import higher_order
 from fusewright.process import PROCESS, call_with_locals, function_name
@@ -69,7 +69,9 @@ def policy(code: types.CodeType, function: types.FunctionType, table: FrameTable
     or never."""
     try:
         return _decided(code, function, table)
-    except (Exception, Signal):  # the frame belongs to the user, who has not asked for anything here
+    except (Exception, Signal) as error:  # the frame belongs to the user, who has not asked for anything here
+        if raised_by_handler(error):
+            raise
         STREAM.emit(InternalError(function_name(function), "frame policy", traceback.format_exc()))
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import threading
 import types
 import weakref
@@ -17,6 +18,7 @@ from typing import Any
 from fusewright import _native
 from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass, field
+from fusewright.base.signals import Heard, raised_by_handler
 
 
 @dataclass(slots=True)
@@ -47,9 +49,10 @@ class FunctionState:
 @dataclass(slots=True)
 class GroupState:
     """What is known of a process group's other processes: the lists of collectives that were compared with theirs, by
-    function, and whether one of them does not answer."""
+    function, each with whether the graphs were compared, too, and were alike; and whether one of the processes does not
+    answer."""
 
-    asked: dict[str, list[Any]] = field(default_factory=dict)
+    asked: dict[str, list[tuple[list[Any], bool, bool]]] = field(default_factory=dict)
     silent: bool = False
 
 
@@ -85,7 +88,30 @@ class Process:
         _native.set_stance(1 if value == "force_eager" else 0)
 
 
+class HandlersHeard:
+    """What handlers of signals raise between `listen` and the call of `restore`: the program is to have it, whoever
+    has caught it.
+
+    raised: in the order in which it came; away: how to put back the handlers, for `_native.set_signal_handlers`, which
+    does so however many signals come meanwhile."""
+
+    __slots__ = ("away", "raised")
+
+    def __init__(self) -> None:
+        self.raised: list[BaseException] = []
+        self.away: list[tuple[int, Any, Any]] = []
+
+    def listen(self) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return  # signals are handled on another thread
+        there = _native.signal_handlers(signal.default_int_handler)
+        heard = [(number, one, Heard(one, self.raised)) for number, one in there if not isinstance(one, Heard)]
+        self.away = [(number, new, old) for number, old, new in heard]
+        _native.set_signal_handlers(heard)
+
+
 _native.set_fallback_error(RuntimeFallback)
+_native.set_raised_by_handler(raised_by_handler)
 PROCESS = Process()
 
 

@@ -487,3 +487,24 @@ def sparse_gradients_outlive_later_calls(compiled: Compiled) -> list[Any]:
             r.append(f(w))
         r += [part for g in found for part in (g.is_sparse, g.to_dense())]
     return r
+
+
+@program
+def write_to_a_returned_view(compiled: Compiled) -> list[Any]:
+    """The views are made without anything that needs a gradient; what is written then does."""
+    kinds = [
+        lambda a: a.view(-1),
+        lambda a: a[1:],
+        lambda a: a.t(),
+        lambda a: a.unfold(-1, 2, 1),
+        lambda a: a.diagonal(),
+        lambda a: a.as_strided((2, 2), (1, 1)),
+    ]
+    found = []
+    for fn in kinds:
+        a, w = random(4, 3).detach(), random(1)
+        v = compiled(fn)(a)
+        v.mul_(w)
+        a.sum().backward()
+        found += [v, a, w.grad]
+    return found

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.fx
 
-from fusewright.autograd.buckets import buckets, parts_of
+from fusewright.autograd.buckets import CompiledPart, Progress, buckets, chain, parts_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 
@@ -88,3 +88,19 @@ def test_the_first_bucket_is_small_and_the_order_is_that_of_readiness() -> None:
         nodes.append(last)
     graph.output(tuple(reversed(nodes)))
     assert buckets(graph, 64, 32) == [[5], [4, 3], [2, 1], [0]]
+
+
+def test_the_parts_are_tied_together_where_their_gradients_are() -> None:
+    """PyTorch's engine has a thread for each device: a token elsewhere would let a part begin before the gradients of
+    the one before are accumulated."""
+    x = torch.ones(2, device="meta", requires_grad=True)
+    ran: list[int] = []
+    parts = tuple(
+        CompiledPart(lambda at=at: (ran.append(at), (torch.ones(2, device="meta"),))[1], (), (at,)) for at in range(3)
+    )
+    progress = Progress(parts, x.device, wanted=(True,) * 3)
+    token = chain(progress, [[x]] * 3)
+    assert token.device == x.device
+    token.backward(torch.empty(0, device="meta"))
+    assert ran == [1, 2]
+    assert x.grad is not None

@@ -16,8 +16,6 @@ from tests.autograd.programs import PROGRAMS
 # Programs that are not compiled whole: the catalogue's codes of their graph breaks and skipped frames.
 BREAKS: dict[str, set[str]] = {
     "retain_grad_inside": {"autograd-call"},
-    "tensor_subclass_param_hook_module": {"tensor-address"},
-    "module_bw_pre_hook": {"tensor-address"},
     "impure_backward": {"autograd-function"},
     "impure_hook": {"autograd-call"},
     "impure_hook_inside_list": {"autograd-call"},
@@ -30,8 +28,6 @@ BREAKS: dict[str, set[str]] = {
     "backward_outer_graph": {"autograd-call"},
     "ckpt_break_inside": {"checkpoint"},
     "ckpt_eager_frames": {"explicit-graph-break"},
-    "saved_hooks_inside": {"autograd-call"},
-    "save_on_cpu_": {"autograd-call"},
     "func_grad_of_compiled": {"transform-active"},
     "vmap_of_compiled": {"transform-active"},
     "jvp_of_compiled": {"transform-active"},

@@ -8,11 +8,15 @@ import os
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 import fusewright
+from fusewright.backends import agreement
+from fusewright.base.events import STREAM, Hint
 
 operations = [dist.ReduceOp.SUM]
 
@@ -33,6 +37,45 @@ def sums(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     dist.all_reduce(y)
     return y + 1
+
+
+def shapes(rank: int) -> None:
+    fusewright.compile(sums, fullgraph=True)(torch.ones(3 + rank))
+
+
+def dtypes(rank: int) -> None:
+    fusewright.compile(sums, fullgraph=True)(torch.ones(3, dtype=(torch.float32, torch.float64)[rank]))
+
+
+def code(rank: int) -> None:
+    """The program of one process is an older one, which lacks the last collective."""
+    text = "def step(x):\n y = x * 2\n dist.all_reduce(y)\n" + " dist.all_reduce(y)\n" * rank + " return y"
+    names: dict[str, Any] = {"dist": dist, "__name__": "program"}
+    exec(compile(text, "program.py", "exec"), names)
+    fusewright.compile(names["step"], fullgraph=True)(torch.ones(3))
+
+
+def eager(rank: int) -> None:
+    """One process runs eagerly: the other one goes on without its list, and says so."""
+    agreement.PATIENCE = 1.0
+    events: list[Any] = []
+    with STREAM.listening(events.append):
+        found = (sums if rank else fusewright.compile(sums, fullgraph=True))(torch.ones(3))
+    torch.testing.assert_close(found, torch.full((3,), 5.0))
+    hints = [event.text for event in events if isinstance(event, Hint)]
+    assert rank or any("rank 1 of group 0 has not compiled" in text for text in hints), hints
+
+
+def dies_in_the_backward(rank: int) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return funcol.all_gather_tensor_autograd(x.exp(), 0, dist.group.WORLD).square().sum()
+
+    compiled = fusewright.compile(loss, fullgraph=True)
+    compiled(torch.ones(3, requires_grad=True)).backward()
+    result = compiled(torch.ones(3, requires_grad=True))
+    if rank:
+        os._exit(0)
+    result.backward()
 
 
 def dies(rank: int) -> None:
@@ -66,12 +109,18 @@ def sizes(rank: int) -> None:
         compiled(torch.ones(3 + rank * step))
 
 
+CASES = {
+    found.__name__: found
+    for found in (dies, dies_in_the_backward, mismatch, recompile, sizes, shapes, dtypes, code, eager)
+}
+
+
 def main(rank: int, size: int, store: str, out: str, case: str) -> None:
     timeout = timedelta(seconds=20)
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timeout)
     started = time.monotonic()
     try:
-        {"dies": dies, "mismatch": mismatch, "recompile": recompile, "sizes": sizes}[case](rank)
+        CASES[case](rank)
         found = "nothing was raised"
     except Exception as error:
         found = f"{type(error).__name__}: {error}"

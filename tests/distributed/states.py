@@ -3,12 +3,14 @@ every rank, and takes a mesh over all processes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -18,6 +20,8 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fusewright
+from fusewright.base.events import STREAM, PlanLoaded
+from fusewright.tools.overlaps import overlaps
 from tests.distributed.models import device
 
 
@@ -223,11 +227,86 @@ def works_are_waited_for_by_eager_code(mesh: DeviceMesh) -> None:
             same(*results)
 
 
+def neighbours_are_joined(mesh: DeviceMesh) -> None:
+    """Where all processes ask for it, and their graphs are alike; else each stays as it is."""
+    rank, size = mesh.get_local_rank(), mesh.size()
+
+    def function(x: Tensor, differs: bool) -> list[Tensor]:
+        ys = [x + 1, x * 2, x.sum() * (rank if differs else 1)]
+        for y in ys:
+            dist.all_reduce(y)
+        gathered = [torch.empty(size * len(x), 3, device=x.device) for _ in "12"]
+        for made, given in zip(gathered, (x.sin(), x.cos())):
+            dist.all_gather_into_tensor(made, given)
+        scattered = [torch.empty_like(x) for _ in "12"]
+        for made, given in zip(scattered, gathered):
+            dist.reduce_scatter_tensor(made, given)
+        return ys + scattered
+
+    kinds = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    for case in ("alike", "other graphs", "one asks"):
+        fusewright.reset()
+        asks, differs = case != "one asks" or rank == 0, case == "other graphs"
+        compiled = fusewright.compile(function, fullgraph=True, options={"join_collectives": asks})
+        found: list[str] = []
+        hear = lambda event: found.extend(
+            one.operator for one in (overlaps(event.call_plan) if isinstance(event, PlanLoaded) else ())
+        )
+        for step, rows in enumerate((4, 4, 6, 8)):
+            with STREAM.listening(hear):
+                ours = compiled(shared(10 * rank + step, rows, 3), differs)
+            for one, other in zip(ours, function(shared(10 * rank + step, rows, 3), differs), strict=True):
+                same(one, other)
+        wanted = [kind for kind, count in zip(kinds, (3, 2, 2)) for _ in range(count)]
+        if case == "alike":
+            wanted = [f"{kind}_coalesced" for kind in kinds]
+        assert found[: len(wanted)] == wanted, (case, found)
+
+
+def products_are_cut(mesh: DeviceMesh) -> None:
+    """Products beside collectives, in pieces of rows; gradients too."""
+    rank, size = mesh.get_local_rank(), mesh.size()
+    group: Any = dist.group
+    seed = torch.Generator().manual_seed(5)
+    w, b = (torch.randn(*shape, generator=seed).to(device()) for shape in ((8, 8), (8,)))
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        gathered = funcol.all_gather_tensor_autograd(x, 0, group.WORLD)
+        scattered = funcol.reduce_scatter_tensor_autograd(torch.cat([x] * size) @ w, "sum", 0, group.WORLD)
+        summed = funcol.all_reduce(torch.addmm(b, x, w.detach()), "sum", group.WORLD)
+        return gathered @ w, F.relu(scattered), summed.view(2, -1, 8) + 1
+
+    found: list[str] = []
+    hear = lambda event: found.extend(
+        one.operator for one in (overlaps(event.call_plan) if isinstance(event, PlanLoaded) else ())
+    )
+    settings: dict[str, Any] = {"cut_collectives": 2, "join_collectives": True, "pack_weights": False}
+    compiled = fusewright.compile(function, fullgraph=True, dynamic=False, options=settings)
+    for rows in (4, 8):
+        leaves = [(shared(rank, rows, 8).requires_grad_(), w.clone().requires_grad_()) for _ in "12"]
+        with STREAM.listening(hear):
+            results = compiled(*leaves[0]), function(*leaves[1])
+        for one, other in zip(*results, strict=True):
+            same(one, other)
+        for result in results:
+            sum(one.square().sum() for one in result).backward()  # type: ignore[union-attr]
+        for one, other in zip(*leaves, strict=True):
+            same(one.grad, other.grad)
+    # a version: three collectives cut in two, but for the gather, which is kept for the gradient of w
+    assert Counter(found) == {"all_reduce": 6, "all_gather_into_tensor": 4, "reduce_scatter_tensor": 8}, found
+    found.clear()
+    with torch.no_grad(), STREAM.listening(hear):
+        for one, other in zip(*(call(*leaves[0]) for call in (compiled, function)), strict=True):
+            same(one, other)
+    assert found.count("all_gather_into_tensor") == 2, found
+
+
 STATES: dict[str, Callable[[DeviceMesh], None]] = {
     found.__name__: found
     for found in (
         placements_are_guarded, optimizers, written_in_place, gradients_accumulate, gradients_turned_on_inside,
-        a_mask_leaves, settings_are_guarded, on_two_dimensions, works_are_waited_for_by_eager_code,
+        a_mask_leaves, settings_are_guarded, on_two_dimensions, neighbours_are_joined,
+        products_are_cut, works_are_waited_for_by_eager_code,
     )
 }  # fmt: skip
 

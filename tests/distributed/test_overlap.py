@@ -66,3 +66,56 @@ def test_what_it_reads_is_kept_until_then(alone: None) -> None:
     (begun,) = (line for line in text.splitlines() if "all_gather_into_tensor" in line)
     read = begun.split("all_gather_into_tensor.default(")[1].split("[")[0].split(",")[0]
     assert f"keeps {read}" in line, text
+
+
+def test_explain_says_what_a_collective_runs_beside(alone: None) -> None:
+    x, w = torch.randn(8, 16), torch.randn(16, 16) / 4
+    for _ in range(2):  # compiled, and from the disk cache
+        with torch.no_grad():
+            report = fusewright.explain(gathers_between)(x, w)
+        (one,) = report.overlaps
+        assert (one.operator, one.bytes, one.awaited) == ("all_gather_into_tensor", 8 * 16 * 4, True)
+        assert one.beside.count("aten::mm") >= 2, one.beside
+        assert f"all_gather_into_tensor of {one.bytes} bytes runs beside " in str(report)
+
+
+def gathers_while_training(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """The gradient of w is a product that the collective's own gradient does not need."""
+    return funcol.all_gather_tensor_autograd((x @ w).exp(), 0, group.WORLD) @ v
+
+
+def test_explain_tells_forward_and_backward_apart(alone: None) -> None:
+    x, w, v = torch.randn(8, 16), *(torch.randn(16, 16).requires_grad_() for _ in "12")
+    report = fusewright.explain(gathers_while_training)(x, w, v)
+    assert [(one.operator, one.function.split()[-1]) for one in report.overlaps] == [
+        ("all_gather_into_tensor", "forward"), ("reduce_scatter_tensor", "backward"),
+    ]  # fmt: skip
+    assert "aten::mm" in report.overlaps[1].beside, report.overlaps
+
+
+def test_what_waits_shares_no_kernel_with_what_need_not(alone: None) -> None:
+    """Else the wait would stand before all that needs the kernel's other result."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        first = x @ w
+        gathered = funcol.all_gather_tensor(first, 0, group.WORLD)
+        return gathered * 2, (first.exp() @ w).sin() @ w
+
+    x, w = torch.randn(8, 16), torch.randn(16, 16) / 4
+    with torch.no_grad():
+        report = fusewright.explain(function)(x, w)
+        for ours, theirs in zip(report.result, function(x, w), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    (one,) = report.overlaps
+    assert one.beside.count("aten::mm") == 2 and len(one.beside) == 4, one.beside
+
+
+def test_a_collective_does_not_wait_for_what_it_does_not_read(alone: None) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        sent, beside = x * 2, (x @ w) * 3  # loops over the same elements
+        return funcol.all_gather_tensor(sent, 0, group.WORLD) + 1, beside
+
+    x, w = torch.randn(8, 16), torch.randn(16, 16) / 4
+    with torch.no_grad():
+        (one,) = fusewright.explain(function)(x, w).overlaps
+    assert "aten::mm" in one.beside, one.beside

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import struct
+import zipfile
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.codegen.call_plan_types import CallPlan, KernelCall, KernelGroup
 from fusewright.exporting import package
+from fusewright.runtime.artifact import load_graph
 from tests.backends.rounding import assert_as_near_as_eager
 
 BATCH = fusewright.Dim("batch", min=1, max=2048)
@@ -126,11 +129,38 @@ def test_operands_lie_as_they_may(dtype):
         agrees(run, Layouts(), *(torch.randn(rows, 48, dtype=dtype) for _ in range(2)))
 
 
-@pytest.mark.parametrize("target", ["x86-64-v2", "aarch64"])
-def test_without_a_kernel_for_the_processor_loops_do(target, products):
+def test_without_a_kernel_for_the_processor_loops_do(products):
     program = fusewright.export(Products().eval(), (torch.randn(33, 100),))
-    fusewright.package(program, io.BytesIO(), targets=(target,), standalone=True)
+    fusewright.package(program, io.BytesIO(), targets=("x86-64-v2",), standalone=True)
     assert products == [0]
+
+
+def machine_code(model: nn.Module, *given: Tensor, **more: object) -> bytes:
+    file = io.BytesIO()
+    fusewright.package(fusewright.export(model, given, **more), file, targets=("aarch64",), standalone=True)
+    with zipfile.ZipFile(file) as archive:
+        return load_graph(archive.read("forward/0.code")).code
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_on_aarch64_are_vector_code(dtype):
+    """Sums are in registers: a turn of the inner loop has a tile's multiply-adds (6 x 4, of halves 5 x 4; of attention
+    16), of four numbers each, and nothing is multiplied and added alone. tests/export/test_c_runtime.py runs such code."""
+    batch, length = {0: BATCH}, fusewright.Dim("length", min=2, max=512)
+    x = torch.randn(2, 3, 40, 32, dtype=dtype)
+    cases = (
+        (nn.Linear(100, 70), (torch.randn(5, 100, dtype=dtype),), (batch,)),
+        (nn.Conv2d(16, 32, 3, padding=1), (torch.randn(2, 16, 12, 9, dtype=dtype),), (batch,)),
+        (Attend(), (x, x, x), ({2: length}, {2: length}, {2: length})),
+    )
+    for model, given, shapes in cases:
+        code = machine_code(model.eval().to(dtype), *given, dynamic_shapes=shapes)
+        words = struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4])
+        # FMLA of four floats by four, and by one; FMADD of one float (Arm's manual, A64 instruction encodings).
+        vectors = sum(word & 0xFFE0FC00 == 0x4E20CC00 or word & 0xFFC0F400 == 0x4F801000 for word in words)
+        alone = sum(word & 0xFFE08000 == 0x1F000000 for word in words)
+        assert vectors >= (16 if isinstance(model, Attend) else 24 if dtype is torch.float32 else 20)
+        assert alone == 0
 
 
 def test_a_product_that_is_left_to_the_library_is_written_out(monkeypatch):
@@ -204,6 +234,11 @@ def test_a_cache_that_begins_empty():
     run = standing_alone(Grows(), torch.randn(2, 3, 4), dynamic_shapes=({0: BATCH},))
     for batch in (1, 5):
         agrees(run, Grows(), torch.randn(batch, 3, 4))
+
+
+class Attend(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
 
 
 class Attends(nn.Module):

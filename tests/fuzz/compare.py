@@ -7,15 +7,21 @@ differ only as far as eager itself is from the same program in float64, times FA
 
 from __future__ import annotations
 
+import array
 import collections
+import decimal
 import functools
 import inspect
 import itertools
+import logging
+import re
 import struct
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from fusewright.base.records import dataclass, field
@@ -26,6 +32,7 @@ FACTOR = 4
 ROOM = {torch.float64: 1e-12, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PLAIN = (int, str, bytes, range, slice, type(None), torch.dtype, torch.device, type(Ellipsis), torch.Size)
 DEEPEST = 40
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}|\b1[34]\d{13}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +73,14 @@ class Walk:
             yield Leaf(path, (("class", kind.__name__),), (value, exact))
             return
         if isinstance(value, PLAIN) and (kind in PLAIN or kind is bool):
-            yield Leaf(path, (("class", kind.__name__), ("value", repr(value))))
+            yield Leaf(path, (("class", kind.__name__), ("value", ADDRESS.sub("an address", repr(value)))))
             return
         known = self.objects.get(id(value))
         if known is not None or depth > DEEPEST:
             yield Leaf(path, (("identity", known),))
             return
         # A constant tuple, or another immutable object, may be one object or several: nobody should ask.
-        if not isinstance(value, tuple) and kind not in FROZEN_TYPES:
+        if not isinstance(value, tuple | np.generic) and kind not in FROZEN_TYPES:
             self.objects[id(value)] = len(self.objects)
             self.kept.append(value)
         if isinstance(value, torch.Tensor):
@@ -88,6 +95,9 @@ class Walk:
             yield from self.leaves(part, f"{path}{name}", depth + 1)
 
     def tensor(self, value: torch.Tensor, path: str, depth: int) -> Iterator[Leaf]:
+        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+            yield Leaf(path, (("class", type(value).__name__), ("dtype", value.dtype)))
+            return
         leaf = _said(lambda: value.is_leaf)
         facts: list[tuple[str, Any]] = [
             ("class", type(value).__name__),
@@ -199,6 +209,11 @@ PARTS: tuple[tuple[tuple[type, ...], Callable[[Any], Named]], ...] = (
     ((dict,), _of_dict),
     ((list, tuple, collections.deque), _of_sequence),
     ((set, frozenset), lambda value: ((".value", repr(one)) for one in sorted(map(repr, value)))),
+    ((int, str, bytes), lambda value: iter([(".value", next(k(value) for k in (int, str, bytes) if isinstance(value, k)))])),
+    ((bytearray, array.array, decimal.Decimal, np.generic), lambda value: iter([(".value", repr(value))])),
+    ((np.ndarray,), lambda value: iter([(".dtype", str(value.dtype)), (".shape", value.shape), (".value", value.tolist())])),
+    ((logging.Logger,), _named("level")),
+    ((weakref.WeakKeyDictionary,), lambda value: iter(())),  # a cache, as a rule
     ((BaseException,), _of_error),
     ((types.GeneratorType,), _of_generator),
     ((types.FunctionType,), _of_function),
@@ -217,13 +232,16 @@ PARTS: tuple[tuple[tuple[type, ...], Callable[[Any], Named]], ...] = (
 )
 
 
+OPAQUE = logging.Logger | weakref.WeakKeyDictionary  # beyond their row of PARTS
+
+
 def parts(value: Any) -> Named:
     """What can be reached from an object, by name."""
     for kinds, of in PARTS:
         if isinstance(value, kinds):
             yield from of(value)
             break
-    if isinstance(value, types.FunctionType | type | types.ModuleType | types.MethodType):
+    if isinstance(value, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
         return
     try:
         yield from ((f".{name}", held) for name, held in object.__getattribute__(value, "__dict__").items())
@@ -265,10 +283,9 @@ def difference(ours: list[Leaf], eager: list[Leaf], precise: Callable[[], list[L
     if len(ours) != len(eager):
         return Difference("structure", "everything", f"{len(ours)} leaves", f"{len(eager)} leaves")
     if rounded:
-        leaves = precise()
+        values = {leaf.path: leaf.value for leaf in precise() or ()}
         for place in rounded:
-            same = leaves is not None and len(leaves) == len(eager) and leaves[place].path == eager[place].path
-            if not same or not _as_accurate(ours[place].value, eager[place].value, leaves[place].value):
+            if not _as_accurate(ours[place].value, eager[place].value, values.get(eager[place].path)):
                 return Difference("number", eager[place].path, _text(ours[place].value), _text(eager[place].value))
     return None
 
@@ -279,6 +296,8 @@ def _text(value: Any) -> str:
 
 def _close(a: Any, b: Any) -> bool:
     if isinstance(b, torch.Tensor):
+        if b.is_meta:
+            return True
         if a.dtype == torch.complex32:  # few operators know it
             a, b = torch.view_as_real(a), torch.view_as_real(b)
         if torch.equal(a, b):

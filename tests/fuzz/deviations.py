@@ -50,6 +50,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "gradients of what `.data` has changed",
         "Eager's gradient uses the changed values of a saved tensor, which is wrong for the result that was computed.",
+        lambda found, text, examine: (
+            found.kind == "number" and ".grad" in found.where and ".data" in text and "backward(KEPT.pop" in text
+        ),
     ),
     Deviation(
         "writes before a write that autograd refuses",

@@ -5,6 +5,7 @@ Takes the text of a program; gives a `Finding`, or None. The text defines `progr
 executed once in a world in which `program` is compiled and once in one in which it is not. After each step everything
 that is reachable must be equal: the step's result or exception, tensors that `made` has given, the global names, the
 random generators. Where numbers differ by rounding, a third world, in which every float is a double, says who is nearer.
+A step whose name ends in `_again` changes nothing before it calls, so it must not compile.
 
 Always holds: worlds share nothing, so a program may write to all that it can reach; a difference is reported only if a
 second eager world equals the first.
@@ -22,14 +23,18 @@ import signal
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 import fusewright
-from fusewright.base.events import STREAM, Event, InternalError
+from fusewright.base.events import STREAM, Captured, Event, InternalError
 from fusewright.base.records import dataclass, field
+from tests.fuzz import state
 from tests.fuzz.compare import Leaf, difference, flatten
 from tests.fuzz.deviations import DEVIATIONS
 from tests.fuzz.python_classes import PRELUDE
@@ -53,7 +58,8 @@ SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
 
 @dataclass(slots=True)
 class Finding:
-    """kind: the difference's kind, `exception`, `internal`, `crash` or `hang`; step: its name; detail: in words."""
+    """kind: the difference's kind, `exception`, `internal`, `needless` (a compile), `crash` or `hang`; step: its name;
+    detail: in words."""
 
     kind: str
     step: str
@@ -81,12 +87,14 @@ class World:
     random: tuple[Any, ...] = ()
     error: Exception | None = None  # of the last step
     python: bool = False  # whether what is said in errors and printed counts
+    state: bool = False  # whether the process must be put back when it is done with
 
     def __post_init__(self) -> None:
         _seed()
         self.names.update(self.prelude())
         self.hidden = frozenset(self.names)
-        exec(_compiled(self.text), self.names)  # text that a generator of this folder has written
+        with self.precision():
+            exec(_compiled(self.text), self.names)  # text that a generator of this folder has written
         if self.compiled:
             settings = {"recompile_limit": 64, **self.names.get("SETTINGS", {})}
             if settings.get("backend", "native") == "native":
@@ -107,10 +115,28 @@ class World:
             **dtypes,
         }
 
-    def begin(self) -> None:
-        """Gives the program the names that Python programs begin with."""
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """Numbers without a dtype are doubles too where floats are."""
+        before = torch.get_default_dtype()
+        if self.wide:
+            torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            if self.wide:
+                torch.set_default_dtype(before)
+
+    def begin(self, **more: bool) -> None:
+        """Gives the program the names that Python programs begin with; state=True: also those of state.py."""
         sys.modules.setdefault("world", types.ModuleType("world"))  # dataclasses ask for it
         exec(_compiled(PRELUDE), self.names)
+        if more.get("state"):
+            state.restore()
+            torch.set_default_dtype(self.dtype(torch.float32))
+            exec(_compiled(state.PRELUDE), self.names)
+            self.names.update(LOG=[], KEPT=[], COUNT=[0])
+            self.state = True
         self.python = True
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -125,7 +151,7 @@ class World:
         generator = torch.Generator().manual_seed(seed)
 
         def whole(low: int, high: int) -> torch.Tensor:
-            return torch.randint(low, high, shape, generator=generator)
+            return torch.randint(low, high, shape, generator=generator, device="cpu")
 
         if dtype == torch.bool:
             made = whole(0, 2) > 0
@@ -134,7 +160,7 @@ class World:
         elif dtype.is_floating_point:
             made = whole(-24, 25).to(dtype) / 4
             if special:
-                made = torch.where(whole(0, 6) == 0, torch.tensor(SPECIAL, dtype=dtype)[whole(0, 4)], made)
+                made = torch.where(whole(0, 6) == 0, torch.tensor(SPECIAL, dtype=dtype, device="cpu")[whole(0, 4)], made)
         else:
             made = whole(0 if dtype == torch.uint8 else -9, 10).to(dtype)
         made.requires_grad_(grad and (dtype.is_floating_point or dtype.is_complex))
@@ -147,13 +173,14 @@ class World:
         _set_random_state(self.random)
         text = io.StringIO()
         try:
-            with contextlib.redirect_stdout(text):
+            with contextlib.redirect_stdout(text), self.precision():
                 result = self.names[step]()
         except Exception as raised:
             error = raised if self.python else raised.with_traceback(None)
         self.random = _random_state()
         self.error = error
-        return flatten({**self.roots(result, error), "printed": text.getvalue()})
+        with torch._C.DisableTorchFunctionSubclass():
+            return flatten({**self.roots(result, error), "printed": text.getvalue()})
 
     def roots(self, result: Any, error: Exception | None) -> dict[str, Any]:
         state = {
@@ -167,7 +194,7 @@ class World:
         if self.python and error is not None:
             said = error
         # How much an operator has drawn before it fails is nobody's business.
-        drawn = None if error else (hash(self.random[0].numpy().tobytes()), hash(self.random[1]))
+        drawn = None if error else (hash(self.random[0].numpy().tobytes()), hash(self.random[1:3]))
         return {"exception": said, "made": self.made, "result": result, "state": state, "generator": drawn}
 
 
@@ -193,40 +220,51 @@ def steps_of(world: World) -> list[str]:
 
 def examine(text: str) -> Finding | None:
     """What differs first. Raises what the program's text raises when it is executed."""
-    heard: list[InternalError] = []
+    heard: list[Event] = []
 
     def listen(event: Event) -> None:
-        if isinstance(event, InternalError):
+        if isinstance(event, InternalError | Captured):
             heard.append(event)
 
     fusewright.reset()
     eager = World(text)
     ours = World(text, compiled=True)
+    try:
+        with warnings.catch_warnings(), STREAM.listening(listen):
+            warnings.simplefilter("ignore")
+            return _first_difference(text, eager, ours, heard)
+    finally:
+        if ours.state:
+            state.restore()
+
+
+def _first_difference(text: str, eager: World, ours: World, heard: list[Event]) -> Finding | None:
     steps = steps_of(eager)
-    with warnings.catch_warnings(), STREAM.listening(listen):
-        warnings.simplefilter("ignore")
-        for place, step in enumerate(steps):
-            theirs, mine = eager.run(step), ours.run(step)
-            if heard:
-                return Finding("internal", step, heard[0].trace.strip().splitlines()[-1][:300])
-            if any(row.ends(ours.error, eager.error) for row in DEVIATIONS):
-                return None
-            found = difference(mine, theirs, lambda: _replay(text, steps[: place + 1], wide=True))
-            if found is None:
-                continue
-            again = _replay(text, steps[: place + 1], wide=False)
-            if again is None or difference(again, theirs, lambda: None) is not None:
-                return None  # eager does not agree with itself
-            if not any(row.covers(found, text, examine) for row in DEVIATIONS):
-                return Finding("exception" if found.where.startswith("exception") else found.kind, step, str(found))
+    for place, step in enumerate(steps):
+        heard.clear()
+        theirs, mine = eager.run(step), ours.run(step)
+        if failed := [event for event in heard if isinstance(event, InternalError)]:
+            return Finding("internal", step, failed[0].trace.strip().splitlines()[-1][:300])
+        if any(row.ends(ours.error, eager.error) for row in DEVIATIONS):
             return None
+        found = difference(mine, theirs, lambda: _replay(eager, steps[: place + 1], wide=True))
+        if found is None:
+            if heard and step.endswith("_again"):
+                return Finding("needless", step, f"{len(heard)} captures of a call that is as the one before")
+            continue
+        again = _replay(eager, steps[: place + 1], wide=False)
+        if again is None or difference(again, theirs, lambda: None) is not None:
+            return None  # eager does not agree with itself
+        if not any(row.covers(found, text, examine) for row in DEVIATIONS):
+            return Finding("exception" if found.where.startswith("exception") else found.kind, step, str(found))
+        return None
     return None
 
 
-def _replay(text: str, steps: list[str], wide: bool) -> list[Leaf] | None:
+def _replay(first: World, steps: list[str], wide: bool) -> list[Leaf] | None:
     leaves = None
     try:
-        world = World(text, wide=wide)
+        world = World(first.text, wide=wide)
         for step in steps:
             leaves = world.run(step)
     except Exception:  # text that does not run in float64 has no reference
@@ -274,6 +312,8 @@ def errors_of(text: str, most: int = 20_000) -> int | None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
             sys.settrace(before)
+            if "state=True" in text:
+                state.restore()
     return errors if left >= 0 else None
 
 
@@ -290,15 +330,20 @@ def printed(text: str) -> str:
 def _seed() -> None:
     torch.default_generator.manual_seed(0)
     random.seed(0)
+    np.random.seed(0)
 
 
 def _random_state() -> tuple[Any, ...]:
-    return torch.random.get_rng_state(), random.getstate()
+    """The generators' states, and the number of the next hook, which a program can tell too."""
+    numpy = np.random.get_state()
+    return torch.random.get_rng_state(), random.getstate(), (numpy[1].tobytes(), numpy[2]), numpy, RemovableHandle.next_id
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
     torch.random.set_rng_state(state[0])
     random.setstate(state[1])
+    np.random.set_state(state[3])
+    RemovableHandle.next_id = state[4]
 
 
 @functools.lru_cache(16)

@@ -1,12 +1,15 @@
-"""Packages of programs on a GPU: the same results from the file, by the file's own code. Skipped where there is none."""
+"""Packages of programs on a GPU: the same results from the file, by the file's own code, in Python and without it.
+Skipped where there is none. tests/export/test_gpu_runtime.py has a driver of its own instead, and runs anywhere."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from torch import nn
 import fusewright
 from fusewright.exporting import device_code, packaged
 from fusewright.runtime import cuda_code
+from tests.export import c_library
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -71,8 +75,9 @@ def own() -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("targets", [("native",), ("sm_80", "own")])
+@pytest.mark.parametrize("targets", [("native",), ("sm_80", "own"), ("sm_80",)])
 def test_a_package_gives_what_eager_gives(dtype, targets, by_its_code):
+    """With the last targets, a later GPU's driver compiles the PTX of an older architecture."""
     torch.manual_seed(0)
     model = Block().to("cuda", dtype).eval()
     with torch.no_grad():
@@ -130,14 +135,109 @@ def test_a_fresh_process_needs_no_compiler(tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 8, reason="has sm_80's code")
-def test_the_driver_compiles_the_ptx_of_an_older_architecture(by_its_code):
-    """On a GPU that none of the cubins is for."""
-    model = Block().cuda().eval()
+class Looked(nn.Module):
+    """A check in a kernel; an operator that is called by name; a result that lies column by column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(50, 32), nn.Linear(32, 32)
+
+    def forward(self, words: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.last(self.words(words))
+        order = torch.searchsorted(torch.linspace(-1, 1, 5, device=x.device), x.detach().contiguous(), right=True)
+        return x.transpose(1, 2), torch.sort(x, -1).values, order
+
+
+WITHOUT_PYTHON = {
+    "block": (Block, lambda size: torch.randn(size, 16, 64, device="cuda")),
+    "looked": (Looked, lambda size: torch.randint(0, 50, (size, 16), device="cuda")),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> c_library.CLibrary:
+    return c_library.CLibrary(c_library.build(tmp_path_factory.mktemp("runtime")))
+
+
+@pytest.mark.parametrize("targets", [("native",), ("sm_80",)])
+@pytest.mark.parametrize("name", WITHOUT_PYTHON)
+def test_without_python_it_gives_what_eager_gives(name, targets, library, tmp_path):
+    """Arguments on the CPU and on the GPU, aligned and not; a stream of the caller's."""
+    kind, arguments = WITHOUT_PYTHON[name]
+    model, stream = kind().cuda().eval(), torch.cuda.Stream()
     with torch.no_grad():
-        run = fusewright.load_package(written(exported(model, 2, 16, 64), targets=("sm_80",)))
-        x = torch.randn(3, 16, 64, device="cuda")
-        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+        program = fusewright.export(model, (arguments(2),), dynamic_shapes=({0: fusewright.Dim("batch", 1, 64)},))
+        (tmp_path / "model.fwp").write_bytes(written(program, targets=targets))
+        loaded = library.load(tmp_path / "model.fwp")
+        for size in (1, 2, 7, 64):
+            x = arguments(size)
+            odd = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+            expected = [one.cpu() for one in model(x)]
+            torch.cuda.synchronize()
+            for given, on in ((x.cpu(), None), (x, None), (odd, None), (x, stream.cuda_stream), (x.cpu(), stream.cuda_stream)):
+                found = library.run(loaded, [c_library.described(given)], on)
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    library.close(loaded)
+
+
+def test_without_python_a_call_is_recorded_into_a_graph(library, tmp_path):
+    model, x, stream = Block().cuda().eval(), torch.randn(3, 16, 64, device="cuda"), torch.cuda.Stream()
+    with torch.no_grad():
+        (tmp_path / "model.fwp").write_bytes(written(exported(model, 2, 16, 64)))
+        loaded = library.load(tmp_path / "model.fwp")
+        library.run(loaded, [c_library.described(x)], stream.cuda_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            kept = library.run_kept(loaded, [c_library.described(x)], stream.cuda_stream)
+        x.copy_(torch.randn(3, 16, 64))
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = [one.cpu() for one in model(x)]
+    torch.testing.assert_close([library.taken(one) for one in kept], expected, rtol=1e-4, atol=1e-4)
+    library.close(loaded)
+
+
+def test_a_process_without_python_runs_it(library, tmp_path):
+    """The C example, which opens libtorch and the driver by itself."""
+    model, x = Block().cuda().eval(), torch.randn(3, 16, 64)
+    with torch.no_grad():
+        (tmp_path / "model.fwp").write_bytes(written(exported(model, 2, 16, 64)))
+        expected = model(x.cuda())
+    (tmp_path / "given").write_bytes(x.numpy().tobytes())
+    folder, program = Path(library.path).parent, Path(__file__).parents[2] / "examples" / "c" / "run.c"
+    words = ["cc", program, "-I", c_library.RUNTIME, "-L", folder, "-lfusewright_runtime", "-o", tmp_path / "run"]
+    subprocess.run(list(map(str, words)), check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": f"{folder}:{Path(torch.__file__).parent / 'lib'}"}
+    words = [tmp_path / "run", tmp_path / "model.fwp", 3, tmp_path / "given"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    for number, one in enumerate(expected):
+        found = torch.frombuffer(bytearray((tmp_path / f"given.out.{number}").read_bytes()), dtype=one.dtype)
+        torch.testing.assert_close(found.view(one.shape), one.cpu(), rtol=1e-4, atol=1e-4)
+
+
+OUT_OF_RANGE = """
+import pathlib, sys, torch
+from tests.export.c_library import *
+c = CLibrary(pathlib.Path(sys.argv[1]))
+loaded = c.load(sys.argv[2])
+try:
+    c.run(loaded, [described(torch.full((2, 16), 50))])
+except Failed as error:
+    print(error.status, error)
+"""
+
+
+def test_without_python_an_index_out_of_range_is_an_error(library, tmp_path):
+    """In a process of its own: the GPU is of no use to it afterwards."""
+    with torch.no_grad():
+        x = torch.ones(2, 16, dtype=torch.int64, device="cuda")
+        program = fusewright.export(Looked().cuda().eval(), (x,))
+        (tmp_path / "model.fwp").write_bytes(written(program))
+    words = [sys.executable, "-c", OUT_OF_RANGE, library.path, str(tmp_path / "model.fwp")]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.startswith("5 ") and "assert" in done.stdout, (done.stdout, done.stderr)
 
 
 def test_where_no_code_fits_it_is_compiled_again(monkeypatch):

@@ -42,6 +42,8 @@ TARGETS = [
 def by_fx(names: list[str]) -> torch.fx.Graph:
     graph = torch.fx.Graph()
     made = [graph.placeholder(name) for name in names]
+    for node in made:
+        node.target = node.name  # FX keeps the name that was asked for, which two may share
     for target in TARGETS * 2:
         made.append(graph.call_function(target, (made[0], [made[-1], 2]), {"alpha": (made[1],)}))
     graph.output(tuple(made))

@@ -24,7 +24,7 @@ from tests.graph.texts import graph_of
 FOLDER = Path(__file__).parent / "golden"
 LISTS = (
     passes.PIPELINE, passes.LAYOUT, passes.PADDING, passes.PRECISION, passes.ATTENTION, passes.LIBRARY, passes.BACKWARD,
-    passes.PACKING,
+    passes.PACKING, passes.CUTTING, passes.JOINING, passes.OVERLAP,
 )  # fmt: skip
 PASSES: dict[str, Pass] = {one.__name__: one for stage in LISTS for one, _ in stage}
 

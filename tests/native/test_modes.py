@@ -499,3 +499,44 @@ def test_known_states() -> None:
     torch.fx.symbolic_trace(lambda x: seen.append(_native.modes_known()) or x)
     torch.jit.trace(lambda x: seen.append(_native.modes_known()) or x + 1, X, check_trace=False)
     assert seen == [False] * 3 and _native.modes_known()
+
+
+def test_what_pytorchs_engine_calls_may_be_compiled() -> None:
+    """A checkpoint computes again in a backward, where PyTorch's engine has dispatch keys of its own switched off: what
+    ran compiled in the forward must there, too, or it saves other tensors."""
+    known: dict[str, bool] = {}
+
+    def look(place: str, value: object = None) -> object:
+        known[place] = _native.modes_known() and torch_state.MODES.known()
+        return value
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return look("forward", x * 1)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return look("backward", gradient * 1)
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_post_accumulate_grad_hook(lambda _: look("accumulated"))
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: look("packed", one), lambda one: look("unpacked", one)):
+        y = Looks.apply(x) * x
+    y.register_hook(lambda _: look("hook of a tensor"))
+    y.grad_fn.register_hook(lambda *_: look("hook of a node"))
+    y.sum().backward()
+    for reentrant in (True, False):
+        checkpoint(lambda one: look(f"recomputed, {reentrant=}", one.sin()), x, use_reentrant=reentrant).sum().backward()
+    assert len(known) == 9 and all(known.values()), known
+
+
+def test_a_checkpoint_around_a_compiled_layer() -> None:
+    ours, theirs = (torch.manual_seed(0) and Net() for _ in "12")
+    compiled = fusewright.compile(ours)
+    for _ in range(3):
+        for call in (compiled, theirs):
+            checkpoint(call, X.clone().requires_grad_(), use_reentrant=False).square().sum().backward()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

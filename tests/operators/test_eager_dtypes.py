@@ -35,6 +35,18 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "logcumsumexp of integers": (lambda x: x.logcumsumexp(0), INT),
     "interpolation of integers": (lambda x: torch.nn.functional.interpolate(x[None, None], scale_factor=2), INT),
     "addcmul of bool": (lambda x: torch.addcmul(x, x, x), BOOL),
+    "a bool less a tensor": (lambda x: torch.rsub(x, torch.ones(2)), BOOL),
+    "layer norm with weights of another dtype": (
+        lambda x: torch.nn.functional.layer_norm(x.float(), (3,), x.double(), x.double()), INT
+    ),
+    "group norm with weights of another dtype": (
+        lambda x: torch.nn.functional.group_norm(x.float()[None], 3, x.double(), x.double()), INT
+    ),
+    "places of another dtype": (lambda x: x.index_put((x - 1,), torch.tensor(2.5)), INT),
+    "an assignment of another dtype": (lambda x: x.clone().__setitem__(x - 1, torch.tensor(2.5)), INT),
+    "a loss with weights of another dtype": (
+        lambda x: torch.nn.functional.nll_loss(torch.rand(3, 4), x, torch.rand(4).double()), INT
+    ),
 }
 
 

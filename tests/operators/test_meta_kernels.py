@@ -227,6 +227,14 @@ def test_corrections_hold_over_symbolic_sizes(op: Callable[..., torch.Tensor], d
         torch.testing.assert_close(compiled(x, y), function(x, y), check_stride=True)
 
 
+@pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+def test_quotients_of_other_layouts_over_symbolic_sizes(mode: str | None) -> None:
+    compiled = fusewright.compile(lambda x, y: (torch.div(x, y, rounding_mode=mode), x // y), dynamic=True)
+    for x, y in ((torch.rand(33, 16), torch.rand(16, 33).t()), (torch.rand(16, 33).t(), torch.rand(33, 16)), (torch.rand(4, 1), torch.rand(9, 4).t())):
+        expected = torch.div(x, y, rounding_mode=mode), x // y
+        torch.testing.assert_close(compiled(x, y), expected, check_stride=True)
+
+
 def test_a_spread_of_operators() -> None:
     seen = Watch()
     for op in op_db[::25]:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import multiprocessing
 import os
 import random
 import resource
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 import time
 import warnings
 import zipfile
+from collections import Counter
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 
+import fusewright
 from fusewright.base.errors import CacheWarning
+from fusewright.base.events import STREAM, CacheUse
 from fusewright.runtime import host
 from fusewright.runtime.cache import (
     KERNEL_MAGIC,
@@ -33,6 +40,8 @@ from fusewright.runtime.cache import (
     unpack_kernel,
 )
 from fusewright.tools import cli
+
+ROOT = Path(__file__).parents[2]
 
 
 def key_of(text: str) -> str:
@@ -313,6 +322,88 @@ def test_writers_killed_at_any_moment_damage_nothing(tmp_path: Path) -> None:
             assert cache.get(key_of(name)) in (None, (name * 50_000).encode())
     left = [path for path in folder.rglob("*") if path.is_file() and path.suffix != SUFFIX]
     assert all(path.name.startswith("tmp-") for path in left)  # no lock; these go when they are old
+
+
+def crowd(folder: str, number: int) -> None:
+    """Forks processes that compile the same training step at once; prints how many did each thing with the cache."""
+    torch.set_num_threads(1)
+    fusewright.compile(lambda x: x.exp().sum())(torch.ones(3).requires_grad_()).backward()  # imports the compiler
+    fork = multiprocessing.get_context("fork")
+    begin, told = fork.Barrier(number), fork.SimpleQueue()
+
+    def compiles() -> None:
+        uses: list[bool] = []
+        hear = lambda event: uses.append(event.hit) if isinstance(event, CacheUse) else None
+        begin.wait()
+        with STREAM.listening(hear):
+            x = torch.arange(12.0).view(3, 4).requires_grad_()
+            fusewright.compile(lambda x: torch.softmax(x.sin(), 1).square().sum())(x).backward()
+        expected = torch.arange(12.0).view(3, 4).requires_grad_()
+        torch.softmax(expected.sin(), 1).square().sum().backward()
+        torch.testing.assert_close(x.grad, expected.grad)
+        told.put(tuple(uses))
+
+    processes = [fork.Process(target=compiles) for _ in range(number)]
+    for process in processes:
+        process.start()
+    found = Counter(told.get() for _ in processes)
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    print(json.dumps([[list(uses), count] for uses, count in found.items()]))
+
+
+def in_a_crowd(folder: Path, number: int) -> dict[tuple[bool, ...], int]:
+    text = f"from tests.runtime.test_cache import crowd; crowd({str(folder)!r}, {number})"
+    environment = os.environ | {"FUSEWRIGHT_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=200, env=environment, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {tuple(uses): count for uses, count in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_one_of_many_processes_compiles_and_the_others_load(tmp_path: Path) -> None:
+    """The forward and the backward may be compiled by two of them."""
+    found = in_a_crowd(tmp_path / "cache", 8)
+    misses = [sum(not uses[place] for uses in found for _ in range(found[uses])) for place in range(2)]
+    assert sum(found.values()) == 8 and misses == [1, 1], found
+    cache = DiskCache(tmp_path / "cache", 1 << 30)
+    assert len(cache.entries()) == 4 and cache.verify() == []
+    assert not [path for path in cache.folder.iterdir() if path.name.startswith("tmp-")]
+
+
+def _claims_and_dies(folder: Path) -> None:
+    assert DiskCache(folder, 1 << 20).claim(key_of("a")) is not None
+    time.sleep(60)
+
+
+def test_a_claim_ends_with_its_process(cache: DiskCache) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_claims_and_dies, args=(cache.folder,))
+    process.start()
+    while not list(cache.folder.glob("tmp-*")):
+        time.sleep(0.01)
+    threading.Timer(0.3, process.kill).start()
+    begun = time.monotonic()
+    claim = cache.claim(key_of("a"))
+    assert claim is not None and 0.2 < time.monotonic() - begun < 10
+    assert cache.claim(key_of("a")) is None, "it is this process's own"
+    claim.release()
+    assert not list(cache.folder.glob("tmp-*"))
+    process.join()
+
+
+def test_nobody_waits_for_a_claim_forever(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.runtime.cache.PATIENCE", 0.3)
+    process = multiprocessing.get_context("fork").Process(target=_claims_and_dies, args=(cache.folder,))
+    process.start()
+    while not list(cache.folder.glob("tmp-*")):
+        time.sleep(0.01)
+    time.sleep(0.1)
+    begun = time.monotonic()
+    assert cache.claim(key_of("a")) is None and 0.2 < time.monotonic() - begun < 10
+    process.kill()
+    process.join()
 
 
 def kernel_file(name: str, body: bytes) -> bytes:

@@ -202,13 +202,14 @@ def test_an_exception_of_the_program_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("draw", "code", "remedy"),
     [
-        (time.time, "clock", lambda x: x + 1),
-        (time.perf_counter, "clock", lambda x: x + 1),
+        (time.time_ns, "clock", lambda x: x + time.time()),
+        (time.perf_counter_ns, "clock", lambda x: x + time.perf_counter()),
         (datetime.datetime.now, "clock", lambda x: x + 1),
         (datetime.date.today, "clock", lambda x: x + 1),
         (lambda: np.random.choice(3), "host-random", lambda x: x + torch.randint(0, 3, ())),
         (np.random.default_rng(0).random, "host-random", lambda x: x + torch.rand(())),
-        (lambda: random.choice([1, 2]), "host-random", lambda x: x + torch.randint(0, 10, ())),
+        (lambda: random.choice(range(10)), "host-random", lambda x: x + torch.randint(0, 10, ())),
+        (lambda: random.choices([1, 2]), "host-random", lambda x: x + torch.randint(0, 10, ())),
     ],
 )
 def test_clocks_and_random_numbers_have_a_remedy_that_works(draw: Any, code: str, remedy: Any) -> None:

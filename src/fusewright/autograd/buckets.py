@@ -135,6 +135,7 @@ class CompiledPart:
 class Progress:
     """One backward under way.
 
+    device   of the graph's outputs
     values   the values so far
     wanted   for each gradient, whether anything that it depends on has a gradient
     whole    all gradients, once they are known in another way
@@ -142,6 +143,7 @@ class Progress:
     """
 
     parts: tuple[CompiledPart, ...]
+    device: torch.device
     values: list[Any] = field(default_factory=list)
     wanted: Sequence[bool] = ()
     whole: Sequence[Any] | None = None
@@ -172,12 +174,14 @@ class _Later(torch.autograd.Function):
     """forward(ctx, progress, index, token, *inputs) → token: its backward runs part `index`, whose gradients belong to
     the inputs.
 
-    The token (no elements) ties the parts together: its gradient arrives when the part before has run."""
+    The token (no elements) ties the parts together: its gradient arrives when the part before has run. It lies where
+    the gradients do: PyTorch's engine has a thread for each device, and another one would begin this part beside the
+    accumulation of the gradients before, so that their communication waited for kernels of this part, too."""
 
     @staticmethod
     def forward(ctx: Any, progress: Progress, index: int, token: torch.Tensor | None, *inputs: Any) -> torch.Tensor:
         ctx.progress, ctx.index, ctx.last = progress, index, token is None
-        return torch.empty(0)
+        return torch.empty(0, device=progress.device)
 
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]

@@ -9,11 +9,13 @@ inputs that eager's leads to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from fusewright import _native
 from fusewright.autograd import buckets, visits
 from fusewright.autograd.halves import (
     FREED,
@@ -22,13 +24,17 @@ from fusewright.autograd.halves import (
     Halves,
     Reach,
     gradients,
+    laid_out,
     remember,
+    repeated,
     replayed_gradients,
+    restore,
     values_for,
 )
 from fusewright.autograd.rebuild import rebuilder
 from fusewright.base.records import dataclass
 from fusewright.capture.frame import Backward
+from fusewright.graph.generators import states_of
 
 
 class _Compiled(torch.autograd.Function):
@@ -44,12 +50,23 @@ class _Compiled(torch.autograd.Function):
         reaches: tuple[Reach, ...] = ctx.group.reaches
         if not reaches or all(tangent is None for tangent in tangents):
             return (None,) * len(ctx.needs_input_grad)
-        found = gradients(ctx, list(tangents))
-        own: list[Any] = []
-        for reach in reaches:
-            reached = reach.reached_by(tangents)
-            own += [found[place] if reached and place >= 0 else None for place in reach.gradients]
-        return (None, None, None, *own)
+        return (None, None, None, *_by_reach(reaches, tangents, gradients(ctx, list(tangents))))
+
+
+def _by_reach(reaches: tuple[Reach, ...], tangents: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
+    """Of the group's gradients, each input's own, reach by reach."""
+    own: list[Any] = []
+    for reach in reaches:
+        reached = reach.reached_by(tangents)
+        own += [found[place] if reached and place >= 0 else None for place in reach.gradients]
+    return own
+
+
+class _CompiledNatively(torch.autograd.Function):
+    """As _Compiled, by native code (csrc/differentiable.cpp); what that leaves to Python comes to `_natively`."""
+
+    forward = staticmethod(_native.attach)
+    backward = staticmethod(_native.backward)
 
 
 class _InParts(torch.autograd.Function):
@@ -84,12 +101,12 @@ class _InParts(torch.autograd.Function):
         progress.replay = replay
         found = progress.run(0)
         rest = [None] * (len(ctx.needs_input_grad) - 4 - len(found))
-        return (None, None, torch.empty(0), None, *found, *rest)
+        return (None, None, torch.empty(0, device=progress.device), None, *found, *rest)
 
 
 def _apply_in_parts(halves: Halves, call: Call) -> Any:
-    progress = buckets.Progress(halves.parts)
     (group,) = halves.groups
+    progress = buckets.Progress(halves.parts, call.results[group.tangents[0]].device)
     inputs = call.inputs
     owners = [[inputs[group.gradients[place]] for place in part.gradients] for part in halves.parts]
     undefined = [
@@ -107,6 +124,16 @@ def _unwatched(group: Group, inputs: tuple[Any, ...]) -> bool:
 _PLAIN_APPLY = super(torch.autograd.Function, _Compiled).apply  # type: ignore[misc]
 """What Function.apply comes to outside of torch.func's transforms: that takes as long as all the rest of a small call.
 (Its other purpose, tensors of transforms that have ended, have no memory that the forward could have read.)"""
+_NATIVE_APPLY = super(torch.autograd.Function, _CompiledNatively).apply  # type: ignore[misc]
+
+_native.configure_differentiable(
+    torch._C._are_functorch_transforms_active,
+    torch._C._autograd._top_saved_tensors_default_hooks,
+    torch._C._autograd._get_current_graph_task_keep_graph,
+    laid_out,
+    torch.Tensor,
+    torch.nn.Parameter,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,4 +218,37 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
             inputs[position].copy_(results[output])
         return results if rebuild is None else rebuild(inputs, results)
 
-    return run
+    return _natively(halves, plan, run) or run
+
+
+def _natively(halves: Halves, plan: Backward, run: Callable[..., Any]) -> Callable[..., Any] | None:
+    """`run`, without Python in between where nothing needs it; None where it always does."""
+    around = plan.freed or plan.updates or plan.rebuilt
+    if len(halves.groups) != 1 or halves.parts or halves.graphs or around:
+        return None
+    (group,) = halves.groups
+    plain = group.single and group.reaches and not group.foreign
+    if not plain or type(halves.forward) is not _native.Plan or type(group.backward) is not _native.Plan:
+        return None
+    (reach,) = group.reaches
+
+    def repeat(ctx: Any, call: Any, tangents: tuple[Any, ...], error: BaseException | None) -> tuple[Any, ...]:
+        restore(ctx, halves, group, call)
+        found = gradients(ctx, list(tangents)) if error is None else repeated(ctx, list(tangents), error)
+        call.inputs = ctx.inputs  # a backward that came to its end has let go of them
+        return (None, *_by_reach(group.reaches, tangents, found))
+
+    try:
+        return _native.Differentiable(  # type: ignore[no-any-return]
+            halves.forward,
+            group.backward,
+            _NATIVE_APPLY,
+            run,
+            repeat,
+            functools.partial(states_of, halves.random) if halves.random and halves.replay is not None else None,
+            (group.saved, group.tangents, group.row_major, reach.inputs, reach.gradients),
+            halves.outputs,
+            not halves.updates,
+        )
+    except NotImplementedError:  # a PyTorch whose tensors native code cannot read
+        return None

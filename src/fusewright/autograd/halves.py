@@ -169,13 +169,21 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
     ctx.set_materialize_grads(False)
 
 
+def restore(ctx: Any, halves: Halves, group: Group, call: Any) -> None:
+    """`remember` of a forward that ran natively (`call`: a ForwardCall of csrc/differentiable.cpp)."""
+    ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, None
+    ctx.plain = call.plain or [None] * len(group.saved)
+    ctx.layouts, ctx.saved_layouts = call.layouts, None
+    ctx.inputs, ctx.versions = call.inputs, list(call.versions)
+
+
 def values_for(ctx: Any, given: list[torch.Tensor | None]) -> list[Any]:
     """What the compiled backward takes: the saved values, as they were (a saved-tensor hook may have put another tensor
     in a saved one's place), and the tangents."""
     values = [tensor if plain is None else plain for tensor, plain in zip(ctx.saved_tensors, ctx.plain)]
     if ctx.saved_layouts is not None:
         values = [
-            value if layout is None else _laid_out(value, layout) for value, layout in zip(values, ctx.saved_layouts)
+            value if layout is None else laid_out(value, layout) for value, layout in zip(values, ctx.saved_layouts)
         ]
     return values + [tangent(one, layout) for one, layout in zip(given, ctx.layouts)]
 
@@ -191,13 +199,26 @@ def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> 
     try:
         results = _run(halves, ctx, values)
     except RuntimeFallback as error:
-        halves.fell_back(str(error))
+        return repeated(ctx, given, error, last)
+    if _multiplied_zeros(ctx, given) and not all(map(_is_finite, results)):
         with torch.enable_grad():
             results = replayed_gradients(ctx, given, create_graph=False)
-    else:
-        if _multiplied_zeros(ctx, given) and not all(map(_is_finite, results)):
-            with torch.enable_grad():
-                results = replayed_gradients(ctx, given, create_graph=False)
+    return _finished(ctx, results, last)
+
+
+def repeated(ctx: Any, given: list[torch.Tensor | None], error: BaseException, last: bool = True) -> Sequence[Any]:
+    """The gradients, by the recorded operators, where the compiled backward could not finish. Other errors are
+    raised."""
+    if not isinstance(error, RuntimeFallback):
+        raise error
+    ctx.halves.fell_back(str(error))
+    with torch.enable_grad():
+        results = replayed_gradients(ctx, given, create_graph=False)
+    return _finished(ctx, results, last)
+
+
+def _finished(ctx: Any, results: Sequence[Any], last: bool) -> Sequence[Any]:
+    halves: Halves = ctx.halves
     kept = not last or torch._C._autograd._get_current_graph_task_keep_graph()
     if not kept:
         ctx.inputs = None
@@ -254,10 +275,10 @@ def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
     if given is None:
         shape, stride, dtype, device = layout
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-    return _laid_out(given, layout)
+    return laid_out(given, layout)
 
 
-def _laid_out(given: torch.Tensor, layout: Layout) -> torch.Tensor:
+def laid_out(given: torch.Tensor, layout: Layout) -> torch.Tensor:
     """`given`, or a plain tensor of this layout with its elements. Raises RuntimeError where the shape does not fit."""
     if given.layout is not torch.strided:
         given = given.to_dense()

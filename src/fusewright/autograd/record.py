@@ -78,6 +78,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     ]
     if wanted and any(one.leaf for one in rebuilt):
         raise CannotDifferentiate("a tensor that was made to require a gradient inside is returned")
+    if wanted and any(_retains(value) for value in outputs):
+        raise CannotDifferentiate("a tensor that retains its gradient is returned")
     leaves: dict[int, TracedTensor] = {
         position: node.meta["leaf"]
         for position, (node, _) in enumerate(recorder.inputs)
@@ -218,6 +220,11 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
             leaf = False  # whether a view that was made under no_grad requires a gradient, its operators know
         rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad, leaf=leaf))
     return rebuilt
+
+
+def _retains(value: object) -> bool:
+    """Whether a backward outside would have to leave its gradient in a tensor that the graph has made."""
+    return isinstance(value, TracedTensor) and any(one.retains_grad for one in (value, memory_root(value)))
 
 
 def _history(value: TracedTensor) -> object:

@@ -10,6 +10,7 @@ others do not; after `fusewright.reset()` everything is compared again.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import sys
@@ -21,6 +22,7 @@ import torch.fx
 
 from fusewright.base.errors import CollectiveMismatch
 from fusewright.graph.collectives import Collective, collectives_of, described
+from fusewright.graph.printer import print_graph
 from fusewright.operators.messages import PAIRED
 from fusewright.process import PROCESS, GroupState
 
@@ -31,9 +33,12 @@ _ONE_SIDED = frozenset({"gather", "scatter"})
 """Of which one process, named first among the constants, has other sizes than the others."""
 
 
-def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None]) -> None:
+def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None], whole: bool = False) -> bool:
     """Compares the collectives of the graph of `name` with those of the other processes. `tell`: takes what a user
-    should know."""
+    should know. `whole`: the graphs are compared, too; gives whether all processes have asked for that, and have the
+    same (a recompile: had, when they were asked)."""
+    text = hashlib.sha256(print_graph(graph, locations=False).encode()).hexdigest() if whole else ""
+    alike = whole
     by_group: dict[str, list[Collective]] = {}
     for one in collectives_of(graph):
         if one.operator in PAIRED:
@@ -43,9 +48,16 @@ def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None]) -> None
         group = _c10d()._resolve_process_group(group_name)
         state = PROCESS.groups.setdefault(group, GroupState())
         mine, known = [_comparable(one) for one in found], state.asked.setdefault(name, [])
-        if group.size() > 1 and not state.silent and not any(_all_fit(mine, one) for one in known):
-            known.append([[operator, dtype, _open(shapes), rest] for operator, dtype, shapes, rest in mine])
-            _compare(f"{name}, list {len(known)}" if known[1:] else name, group, mine, tell)
+        before = next((same for one, asked, same in known if asked == whole and _all_fit(mine, one)), None)
+        if group.size() == 1:
+            continue
+        if before is None and not state.silent:
+            number = len(known) + 1
+            before = _compare(f"{name}, list {number}" if known else name, group, [mine, text], tell)
+            opened = [[operator, dtype, _open(shapes), rest] for operator, dtype, shapes, rest in mine]
+            known.append((opened, whole, before))
+        alike &= bool(before)
+    return alike
 
 
 def _c10d() -> Any:
@@ -61,7 +73,9 @@ def _comparable(one: Collective) -> list[Any]:
     return [one.operator, one.dtype, shapes, list(constants)]
 
 
-def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]) -> None:
+def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]) -> bool:
+    """Whether all of the group's processes have the same graph, by its digest behind the list."""
+    alike = True
     store = _c10d()._get_process_group_store(group)
     rank = group.rank()
     store.set(_key(group, name, rank), json.dumps(mine))
@@ -74,13 +88,15 @@ def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]
         except RuntimeError as error:  # nobody there, or a process has died: the collective itself says so
             PROCESS.groups[group].silent = True
             tell(f"rank {other} of group {group.group_name} has not compiled {name}, its order is unchecked: {error}")
-            return
-        for number, (one, its) in enumerate(itertools.zip_longest(mine, theirs), 1):
+            return False
+        alike &= mine[1] == theirs[1]
+        for number, (one, its) in enumerate(itertools.zip_longest(mine[0], theirs[0]), 1):
             if one is None or its is None or not _fit(one, its):
                 raise CollectiveMismatch(
                     f"{name}: the processes of group {group.group_name} compile different collectives. Number {number} "
                     f"is {_text(one)} on rank {rank}, and {_text(its)} on rank {other}"
                 )
+    return alike
 
 
 def _key(group: Any, name: str, rank: int) -> str:

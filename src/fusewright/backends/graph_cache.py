@@ -33,6 +33,7 @@ from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
+from fusewright.runtime.cache import Claim
 from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.host import host_text, needs, runs_here, store
 from fusewright.runtime.parameters import with_prepacking
@@ -55,13 +56,21 @@ RECORDED = "cuda"
 class Lookup:
     """What is known about one graph. key: where it is or will be stored, None when it cannot be. `known`: relations
     that its sizes had before it was compiled; `assumed`: sizes that were taken to be 2 or more before. plan: the native
-    plan, when it was found and loaded."""
+    plan, when it was found and loaded. claim: that this process makes the entry, until it is released."""
 
     graph: torch.fx.Graph
     key: str | None
     known: int
     assumed: frozenset[Expr] = frozenset()
     plan: Any = None
+    claim: Claim | None = None
+
+    def __enter__(self) -> None:
+        """The graph is compiled inside: other processes wait for it until the end."""
+
+    def __exit__(self, *error: object) -> None:
+        if self.claim is not None:
+            self.claim.release()
 
 
 def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> Lookup:
@@ -73,10 +82,15 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> L
     if key is None:
         return Lookup(graph, None, known, assumed)
     for candidate in _candidates(key, env):
-        body = store().get(candidate)
+        body, claim = store().get(candidate), None
+        if body is None:
+            claim = store().claim(candidate)
+            body = store().get(candidate)  # somebody may have made it in between
         if body is None:
             to_compile.notify(CacheUse(to_compile.function, False, candidate, "no entry"))
-            return Lookup(graph, candidate, known, assumed)
+            return Lookup(graph, candidate, known, assumed, claim=claim)
+        if claim is not None:
+            claim.release()
         try:
             stored = load_graph(body)
             if not _facts_hold(stored, env):

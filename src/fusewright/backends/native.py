@@ -52,8 +52,9 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     plan = lookup.plan
     if plan is None:
         stages = _stages()
-        graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
-        plan = _generate(to_compile, lookup, graph, to_compile.function, prepacking)
+        with lookup:
+            graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+            plan = _generate(to_compile, lookup, graph, to_compile.function, prepacking)
     return draws_once(plan, to_compile.graph)
 
 
@@ -117,7 +118,8 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     lookup = graph_cache.find(to_compile, graph, name)
     plan = lookup.plan
     if plan is None:
-        plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
+        with lookup:
+            plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
     if seeds:
         return graph_cache.with_draws(plan, tuple(seed.draw for seed in seeds))
     return draws_once(plan, graph) if direction == "forward" and not recorded else plan

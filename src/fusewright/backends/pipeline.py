@@ -125,7 +125,9 @@ GRAPH_STAGES: list[GraphStage] = [
 BACKWARD_STAGES: list[GraphStage] = [GraphStage("backward operators", passes.BACKWARD, _always)]
 """What is done to a backward half, or a part of it."""
 LAST_STAGES: list[GraphStage] = [
-    GraphStage("overlap", passes.OVERLAP, lambda t, graph: any(map(is_collective, graph.nodes)))
+    GraphStage("cutting", passes.CUTTING, lambda t, graph: t.settings["cut_collectives"] > 1),
+    GraphStage("joining", passes.JOINING, lambda t, graph: t.settings["join_collectives"]),
+    GraphStage("overlap", passes.OVERLAP, lambda t, graph: any(map(is_collective, graph.nodes))),
 ]
 """What is done to each graph just before it is lowered."""
 
@@ -162,6 +164,7 @@ def pass_context(to_compile: GraphToCompile) -> passes.PassContext:
     settings, choose = to_compile.settings, chooser(to_compile)
     inference = to_compile.backward is None
     context = passes.PassContext(to_compile.rewrites, keeps_parameters=settings["pack_weights"] and inference)
+    context.pieces = settings["cut_collectives"]
     context.choose, context.has_quick_onednn = choose, choose.has_quick_onednn
     if settings["fusion"]:
         context.skinny_rows = choose.skinny_rows

@@ -16,6 +16,7 @@ import torch.fx
 from fusewright.base.errors import RuntimeFallback
 from fusewright.graph.collectives import is_collective
 from fusewright.graph.generators import CPU, Drawn, drawing_devices, states_of
+from fusewright.operators import generator_states
 from fusewright.operators.host_draws import MODULES
 from fusewright.record.torch_level import CHECK
 from fusewright.sizes.tensor_type import TensorType
@@ -81,7 +82,10 @@ def _may_refuse(node: torch.fx.Node) -> bool:
     if node.op == "placeholder":
         return isinstance(kind, TensorType) and not (kind.dtype.is_floating_point or kind.dtype.is_complex)
     name = str(node.target)
-    return node.op == "call_function" and any(part in name for part in ("linalg", "cholesky", "_assert", "of_size"))
+    return node.op == "call_function" and any(part in name for part in _REFUSING)
+
+
+_REFUSING = ("linalg", "cholesky", "_assert", "numpy_call", "of_size", "fusewright.draws")
 
 
 def _stops_a_checkpoint(error: Exception) -> bool:
@@ -102,7 +106,7 @@ def has_checks(graph: torch.fx.Graph) -> bool:
 
 def _drawn_by_checked(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
     """The generators that a graph with checks may have drawn from when one fails."""
-    if not has_checks(graph):
+    if not has_checks(graph) and not any(node.target in generator_states.OPERATORS for node in graph.nodes):
         return ()
     kinds = [node.meta.get("type") for node in graph.find_nodes(op="placeholder")]
     return tuple(dict.fromkeys((CPU, MODULES, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))

@@ -59,7 +59,7 @@ BREAKS: dict[str, tuple[str, str]] = {
         "wrap it with torch.library.custom_op if it works on tensors; otherwise " + _MOVE_OUT,
     ),
     "cached-function": (
-        "a function that keeps its results (functools.lru_cache) is called with a tensor or a container",
+        "a function that keeps its results (functools.lru_cache) is called with a container, or keeps too few",
         "call the function that it wraps (f.__wrapped__), or drop the cache: a compiled function needs none",
     ),
     "disabled-function": ("a function marked with disable is called", "remove the marker if it should be compiled"),
@@ -100,18 +100,20 @@ BREAKS: dict[str, tuple[str, str]] = {
         "operator of the graph (docs/distributed.md), or a call between compiled functions",
     ),
     "clock": (
-        "the clock is read",
-        "read it before the call and pass it in, or time around the compiled function: inside, the graph is cut, and "
-        "only a part of the work would be timed",
+        "a clock is read in another way than by time.time, perf_counter, monotonic, process_time or thread_time, or "
+        "what it shows decides what happens next",
+        "read it by one of these, or read it before the call and pass it in: a break would cut what is timed in two",
     ),
     "random-state": (
-        "the random generator is seeded, or its state read or set",
-        "seed before calling the compiled function",
+        "a random generator of a GPU is seeded or given to an operator, or a seed is asked for",
+        "do it before the call: a seed may be passed in, and torch.manual_seed and generators of the CPU may be used "
+        "inside",
     ),
     "host-random": (
-        "Python's or NumPy's random generator is used for more than a number or an array (a choice, a shuffle, a seed, "
-        "a NumPy generator of the program's own)",
-        "draw it before the compiled function and pass it, or draw a tensor with torch.rand or torch.randint",
+        "Python's or NumPy's random generator decides between more than 8 ways through the function, is seeded, or is "
+        "a NumPy generator of the program's own",
+        "draw before the call and pass what was drawn, or draw a tensor with torch.rand or torch.randint and choose "
+        "with torch.where",
     ),
     "inference-mode": (
         "inference_mode is entered inside",
@@ -138,7 +140,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "a loop goes on behind a graph break in its body",
         "see the break in its body: each turn runs in the same compiled parts",
     ),
-    "outside-iterator": ("an iterator made outside is advanced", "pass a list or tuple and iterate over it inside"),
+    "outside-iterator": (
+        "an iterator made outside is advanced whose elements code makes (a generator, a map, a file), or many of them",
+        "pass a list or tuple and iterate over it inside",
+    ),
     "import": ("an import that runs code", "import at the top of the module"),
     "open-context": (
         "a context manager is entered that cannot be left and entered again",

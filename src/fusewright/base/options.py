@@ -98,6 +98,19 @@ OPTIONS: dict[str, Option] = {
         "leave matrix products to the library where it is quicker; False takes a generated kernel wherever there is "
         "one (CPU, inference)",
     ),
+    "join_collectives": Option(
+        bool,
+        False,
+        "begin neighbouring collectives of one kind as one, where all processes compile the same graph; each of them "
+        "must then run compiled code whenever the others do",
+    ),
+    "cut_collectives": Option(
+        int,
+        1,
+        "cut products beside collectives into so many pieces of rows (1: none), so that one's communication overlaps "
+        "with another's product; for sizes that do not vary (dynamic=False), and under join_collectives' conditions",
+        wrong=lambda value: "" if 1 <= value <= 64 else f"{value} is not between 1 and 64",
+    ),
     "vector_functions": Option(
         bool,
         True,

@@ -6,10 +6,13 @@ the user's exception tables (not even through a bare `except:` or `finally:`).
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
-import signal
 import time
 import traceback
+import types
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -28,9 +31,45 @@ def memory_was_short(error: BaseException) -> bool:
 def raised_by_handler(error: BaseException) -> bool:
     """Whether `error` comes out of a handler of the operating system's signals, which may run at any moment: it is the
     program's, wherever it was met."""
-    handlers = filter(callable, map(signal.getsignal, signal.valid_signals()))
-    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers} - {None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(map(_is_handlers, (frame for frame, _ in traceback.walk_tb(error.__traceback__))))
+
+
+def _is_handlers(frame: types.FrameType) -> bool:
+    """Whether CPython has called this frame's function for a signal: with its number, and the frame that it stopped.
+    (Which handler is set now says less: some set another one and then raise.)"""
+    code = frame.f_code
+    first = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        first += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return any(
+        isinstance(number, int) and type(stopped) is types.FrameType and _calls(stopped, frame)
+        for number, stopped in itertools.pairwise(first)
+    )
+
+
+def _calls(stopped: types.FrameType, frame: types.FrameType) -> bool:
+    """Whether `stopped` is what `frame` returns to, or to what a handler around this one does (a method that calls the
+    one that was there before)."""
+    back = frame.f_back
+    return back is stopped or (back is not None and _is_handlers(back))
+
+
+class Heard:
+    """A handler of the program's, in its place while a compile runs: what it raises is noted in `raised` as well, since
+    the code that it stops may take any exception for an answer."""
+
+    __slots__ = ("handler", "raised")
+
+    def __init__(self, handler: Callable[[int, types.FrameType | None], object], raised: list[BaseException]) -> None:
+        self.handler = handler
+        self.raised = raised
+
+    def __call__(self, number: int, frame: types.FrameType | None) -> object:
+        try:
+            return self.handler(number, frame)
+        except BaseException as error:
+            self.raised.append(error)
+            raise
 
 
 class Signal(BaseException):

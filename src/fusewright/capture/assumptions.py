@@ -30,6 +30,7 @@ class Assumptions:
         history
     loops             a long scan or map is an operator: its body does nothing besides computing tensors
     works             what begins asynchronously is waited for before the graph ends, and nothing else is asked of it
+    foresees          draws from Python's generators decide what happens, so their outcomes are guarded
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
         none)
@@ -46,6 +47,7 @@ class Assumptions:
     no_gradients: bool = True
     loops: bool = True
     works: bool = True
+    foresees: bool = False
     guarded: frozenset[types.CodeType] = frozenset()
     broken: GraphBreak | None = None
     stop_at: int = -1

@@ -25,6 +25,7 @@ from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
 from fusewright.capture.border.native import Interceptor
+from fusewright.capture.border.values import tensor_number
 from fusewright.capture.border.values.tensor import check_data
 from fusewright.capture.border.witness import Witness
 from fusewright.capture.border.world import World
@@ -34,6 +35,7 @@ from fusewright.capture.call import dispatch as calls
 from fusewright.capture.call.collectives import finish_collectives
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guards.sources import Local
+from fusewright.capture.guards.torch_state import TENSOR_METHODS
 from fusewright.capture.guards.types import Guard
 from fusewright.capture.interpret.continuation import Continuation
 from fusewright.capture.interpret.interpreter import Frame, Tracer
@@ -54,6 +56,7 @@ _HOST_FRAMES_PER_CALL = 16
 
 
 _OF_DATA = frozenset({"data-dependent-scalar", "data-dependent-shape"})
+_DECISIONS = _OF_DATA | {"data-dependent-branch", "host-random"}
 
 
 def capture_frame(
@@ -69,6 +72,9 @@ def capture_frame(
     """
     if not _native.modes_known():  # what is on would see the operators of the capture, and none of the compiled code's
         raise SkipFrame("transform-active", "a transform, a tracer or a mode is active")
+    TENSOR_METHODS.number()
+    if (replaced := TENSOR_METHODS.untraceable()) is not None:
+        raise SkipFrame("tensor-attribute", f"{replaced} is not PyTorch's own")
     with _deep_recursion(options), _own_saved_tensors():
         assumptions, history = Assumptions(), History() if history is None else history
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
@@ -82,6 +88,10 @@ def capture_frame(
                 for code in assumptions.guarded:
                     history[code, GUARDED] = ()
             except GraphBreak as signal:
+                drawn = attempt.tracer.world.foreseen.calls
+                if drawn and signal.code in _DECISIONS and not assumptions.foresees and not assumptions.broken:
+                    assumptions = replace(assumptions, foresees=True)
+                    continue
                 if signal.code in _OF_DATA and not assumptions.data_sizes:
                     signal.code = "data-dependent-gradient"
                 if options.fullgraph:
@@ -175,6 +185,7 @@ class _Attempt:
         if env is not None and options.level == "aten":
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)
+        tracer.recorder.ask_number = functools.partial(tensor_number.ask, tracer.world)
         tracer.world.repeats.enabled = assumptions.replays
         tracer.world.may_infer = assumptions.inference
         tracer.world.wrappers.no_gradients = assumptions.no_gradients
@@ -189,7 +200,7 @@ class _Attempt:
             world.close()
             world.forget()
             self.tracer.forget()
-            self.tracer.recorder.speculation = None
+            self.tracer.recorder.ask_number = self.tracer.recorder.speculation = None
             env = self.tracer.recorder.env
             if env is not None:
                 # PyTorch holds symbolic sizes where the collector of cycles does not look: nothing may lead from them
@@ -232,6 +243,8 @@ class _Attempt:
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
             raise Retry(changes_level=False, lacks_form=-1)
+        if reason and tracer.assumptions.custom_gradients and recorder.retains:
+            raise Retry(custom_gradients=False, gradient_refused=reason)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
             raise Retry(custom_gradients=False, gradient_refused=reason or "it has effects beyond its result")
         shown = None

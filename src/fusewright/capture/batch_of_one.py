@@ -65,7 +65,7 @@ def shown(world: World, outputs: Sequence[object]) -> bool:
     recorder: Any = world.recorder
     env: ShapeEnv = recorder.env
     tracer = world.tracer
-    if recorder.unclear or env.unbacked or tracer.branches.joined or recorder.user_gradients or world.uses_arrays:
+    if recorder.unclear or env.unbacked or tracer.branches.joined or recorder.user_code or world.uses_arrays:
         return False
     classes = {env.simplify(known) for known in env.taken & env.assumed}
     if not classes:

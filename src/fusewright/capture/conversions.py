@@ -16,6 +16,7 @@ import torch
 from fusewright.capture.border.values.nested import outside_values
 from fusewright.capture.guards.sources import (
     ArrayTensor,
+    GeneratorState,
     JaggedValues,
     NumberTensor,
     PlainTensor,
@@ -33,7 +34,7 @@ def plain_sources(inputs: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[C
     return tuple(source.base if isinstance(source, _CONVERTED) else source for source in inputs), positions
 
 
-_CONVERTED = (NumberTensor, ArrayTensor, PlainTensor, WrappedPart, JaggedValues)
+_CONVERTED = (NumberTensor, ArrayTensor, GeneratorState, PlainTensor, WrappedPart, JaggedValues)
 
 
 def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -> Callable[..., Any]:
@@ -49,7 +50,7 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
     if not positions:
         return compiled
     cpu, float64, tensor = torch.device("cpu"), torch.float64, torch.tensor
-    array, from_numpy = np.ndarray, torch.from_numpy
+    array, from_numpy, generator = np.ndarray, torch.from_numpy, torch.Generator
     plain, as_subclass = torch.Tensor, torch.Tensor.as_subclass
 
     def run(*inputs: Any) -> Any:
@@ -62,6 +63,8 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
                 given[position] = as_subclass(value, plain)
             elif type(value) is array:
                 given[position] = from_numpy(value)
+            elif type(value) is generator:
+                given[position] = value.get_state()
             else:
                 given[position] = tensor(value, dtype=float64, device=cpu)
         return compiled(*given)

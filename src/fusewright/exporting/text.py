@@ -224,7 +224,7 @@ def find_target(name: str) -> Any:
         raise ValueError(f"a program may not call {name!r}")
     qualified = f"{namespace}::{operation}" + ("" if overload == "default" else f".{overload}")
     if not torch._C._dispatch_has_kernel(qualified):
-        raise ValueError(f"there is no operator {name[:80]!r} here")
+        raise ValueError(f"there is no operator {name[:80]!r} here: import the module that registers it before loading")
     found = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
     if not isinstance(found, OpOverload):
         raise ValueError(f"{name[:80]!r} names no operator")

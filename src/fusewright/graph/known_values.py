@@ -23,10 +23,13 @@ NUMBER = "number"
 _MOST_NODES, _MOST_ELEMENTS = 64, 4096
 
 
-def known_value(node: torch.fx.Node, constants: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The tensor that `node` holds at every call, or None when it may differ."""
+def known_value(
+    node: torch.fx.Node, constants: Mapping[str, torch.Tensor], as_made: bool = False
+) -> torch.Tensor | None:
+    """The tensor that `node` holds at every call, or None when it may differ. `as_made`: before the program writes to
+    it."""
     order = _computed_from(node)
-    if order is None or any(_is_written(one) for one in order):
+    if order is None or any(_is_written(one) for one in (order[:-1] if as_made else order)):
         return None
     values: dict[torch.fx.Node, torch.Tensor] = {}
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():

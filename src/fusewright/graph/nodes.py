@@ -51,9 +51,12 @@ def add_call(
 
 
 def add_placeholder(graph: torch.fx.Graph, name: str) -> torch.fx.Node:
-    """A placeholder at the graph's insertion point."""
+    """A placeholder at the graph's insertion point. Its target, the argument's name in the graph's text, is its own
+    name: two objects may lie at places of one name."""
     stem = _stem(name)
-    return _add(graph, stem, "placeholder", name, (), {}) if _quick and _is_plain(stem) else graph.placeholder(name)
+    node = _add(graph, stem, "placeholder", name, (), {}) if _quick and _is_plain(stem) else graph.placeholder(name)
+    node.target = node.name
+    return node
 
 
 def _add(graph: Any, stem: str, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:

@@ -44,7 +44,8 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     that is asked about, or none of the CPU's."""
     if not _is_asked(func):
         return ""
-    given = tuple(map(_asked_with, args)), tuple((name, _asked_with(value)) for name, value in kwargs.items())
+    asked = _asked_with_ones if func in _SIZED else _asked_with
+    given = tuple(map(asked, args)), tuple((name, asked(value)) for name, value in kwargs.items())
     found = _answer(func, torch.get_default_dtype(), *given)
     if isinstance(found, str):
         return found
@@ -62,11 +63,28 @@ def _is_asked(func: OpOverload) -> bool:
 
 # Losses go over their operands as pointwise operators do, and then reduce; others go along a dimension, or are
 # pointwise without being tagged so.
+_SIZED = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in """native_layer_norm native_layer_norm_backward native_group_norm
+        native_group_norm_backward""".split()
+)
+"""Their integers are sizes of the tensors: 1."""
+_PLACED = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in """index_put index_put_ _unsafe_index_put nll_loss_forward nll_loss_backward nll_loss2d_forward
+        nll_loss2d_backward""".split()
+)
+"""Their tensors of integers tell places: 0."""
 _OTHERS = frozenset(
     getattr(torch.ops.aten, name).default
     for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
     for name in (loss, f"{loss}_backward")
 ) | {
+    *_SIZED,
+    *_PLACED,
+    torch.ops.aten.rsub.Tensor,
+    torch.ops.aten.rsub.Scalar,
+} | {
     getattr(torch.ops.aten, name).default
     for name in """cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
         upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
@@ -87,6 +105,12 @@ def _asked_with(value: object) -> object:
     return _Given(int, 1) if isinstance(value, Expr) else _Given(type(value), value)
 
 
+def _asked_with_ones(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_asked_with_ones, value))
+    return _Given(int, 1) if type(value) is int else _asked_with(value)
+
+
 @lru_cache(maxsize=1 << 12)
 def _answer(
     func: OpOverload, default: torch.dtype, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]
@@ -98,7 +122,8 @@ def _answer(
     with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _dtypes(func(*map(_made, args), **{name: _made(value) for name, value in kwargs}))
+            made = _placed if func in _PLACED else _made
+            return _dtypes(func(*map(made, args), **{name: made(value) for name, value in kwargs}))
         except RecursionError:  # of this moment, not of the question
             raise
         except Exception as error:
@@ -127,6 +152,14 @@ def _made(value: object) -> object:
     if isinstance(value, _Tensor):
         return torch.ones([1] * value.rank, dtype=value.dtype, device="cpu")
     return value.value if isinstance(value, _Given) else list(map(_made, value))  # type: ignore[call-overload]
+
+
+def _placed(value: object) -> object:
+    if type(value) is tuple:
+        return list(map(_placed, value))
+    made = _made(value)
+    places = isinstance(made, torch.Tensor) and not made.dtype.is_floating_point and not made.dtype.is_complex
+    return made.zero_() if places and made.dtype != torch.bool else made  # type: ignore[attr-defined]
 
 
 __all__ = ["disagreement"]

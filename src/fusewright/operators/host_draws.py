@@ -1,4 +1,5 @@
-"""Draws from the random generators of Python and NumPy, as operators: a graph draws at every call what eager would.
+"""Draws from the random generators of Python and NumPy, and readings of clocks, as operators: a graph draws at every
+call what eager would.
 
 Takes the name of a row of DRAWS, its parameters and, for arrays, a shape; gives a tensor on the CPU. Always holds: the
 generators are those of the modules `random` and `numpy.random`, or instances of `random.Random` that this process has
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,11 +32,13 @@ class Draw:
     """signature  what gives (parameters, shape or None) for the arguments of a call
     dtype      of the tensor: float64 or int64
     by_sizes   the shape is given by the positional arguments, not by `size`
+    follows    the shape follows from the parameters, and is not given
     """
 
     signature: Callable[..., tuple[tuple[Any, ...], Any]]
     dtype: torch.dtype = torch.float64
     by_sizes: bool = False
+    follows: bool = False
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1) -> tuple[tuple[Any, ...], None]:
@@ -49,6 +53,8 @@ DRAWS: dict[str, Draw] = {
     "random.triangular": Draw(lambda low=0.0, high=1.0, *mode: ((low, high, *mode), None)),
     "random.randint": Draw(lambda a, b: ((a, b), None), torch.int64),
     "random.randrange": Draw(_range, torch.int64),
+    "random._randbelow_with_getrandbits": Draw(lambda n: ((n,), None), torch.int64),
+    "numpy.random.permutation": Draw(lambda n: ((n,), (n,)), torch.int64, follows=True),
     "numpy.random.random": Draw(lambda size=None: ((), size)),
     "numpy.random.random_sample": Draw(lambda size=None: ((), size)),
     "numpy.random.standard_normal": Draw(lambda size=None: ((), size)),
@@ -86,7 +92,8 @@ def row_of(name: str) -> Draw:
 
 def limits(name: str, parameters: Sequence[int]) -> tuple[int | None, int | None]:
     """The least and the greatest int that a draw can give; None where it may be below 0."""
-    values = range(*parameters) if name.startswith(("random.randrange", "numpy")) else (parameters[0], parameters[-1])
+    spans = name.startswith(("random.randrange", "random._randbelow", "numpy"))
+    values = range(*parameters) if spans else (parameters[0], parameters[-1])
     ends = sorted((values[0], values[-1]))
     return (ends[0], ends[1]) if ends[0] >= 0 else (None, None)
 
@@ -108,12 +115,45 @@ def _draw(name: str, parameters: Sequence[Any], size: Sequence[int] | None) -> t
     name, _, number = name.partition("#")
     row = DRAWS[name]
     module, _, method = name.rpartition(".")
-    function = getattr(_NUMBERED[int(number)] if number else random if module == "random" else np.random, method)
-    if size is None:
-        value = function(*parameters)
-    else:
-        value = function(*size) if row.by_sizes else function(*parameters, size=tuple(size))
+    of_module = random.random.__self__ if module == "random" else np.random  # type: ignore[attr-defined]
+    value = _drawn(row, getattr(_NUMBERED[int(number)] if number else of_module, method), parameters, size)
     return torch.as_tensor(value, dtype=row.dtype, device="cpu")
 
 
+def _drawn(row: Draw, function: Any, parameters: Sequence[Any], size: Sequence[int] | None) -> Any:
+    if size is None or row.follows:
+        return function(*parameters)
+    return function(*size) if row.by_sizes else function(*parameters, size=tuple(size))
+
+
+Call = tuple[str, Sequence[Any], Sequence[int] | None]
+
+
+def foreseen(calls: Sequence[Call]) -> Any:
+    """What the last of these draws is going to give, if they are the next ones. No generator moves."""
+    name = calls[-1][0]
+    _, state = states(drawn_from(name))[name.startswith("numpy")]
+    scratch: Any = np.random.RandomState() if name.startswith("numpy") else random.Random()
+    (scratch.set_state if name.startswith("numpy") else scratch.setstate)(state)
+    value: Any = None
+    for name, parameters, size in calls:
+        row = name.partition("#")[0]
+        value = _drawn(DRAWS[row], getattr(scratch, row.rpartition(".")[2]), parameters, size)
+    return value
+
+
 _LIBRARY.impl("host_draw", _draw, "CompositeExplicitAutograd")
+
+
+_LIBRARY.define("clock(str name, Tensor[] after) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+CLOCK = torch.ops.fusewright.clock.default
+CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+"""Of the module `time`. One is read once the tensors that it comes after are computed: what a program times between
+two readings is what lies between them."""
+
+
+def _read(name: str, after: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor(getattr(time, name)(), dtype=torch.float64, device="cpu")
+
+
+_LIBRARY.impl("clock", _read, "CompositeExplicitAutograd")

@@ -127,7 +127,8 @@ def _facts(op: OpOverload) -> OperatorFacts:
         composite=composite,
         foreach=schema.name.startswith("aten::_foreach_") and not schema.overload_name.endswith("out"),
         recasts=op in _RECASTS,
-        may_fail=op.namespace == "aten" and _may_fail(schema.name.removeprefix("aten::"), schema.overload_name),
+        may_fail=schema.name == "fusewright::numpy_call"
+        or (op.namespace == "aten" and _may_fail(schema.name.removeprefix("aten::"), schema.overload_name)),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.signals import Signal
-from fusewright.operators import user_kernels
+from fusewright.operators import generator_states, numpy_calls, user_kernels
 from fusewright.operators.rules import collectives, cpu, create, linear, pointwise, quantized, reductions, views
 from fusewright.operators.rules.common import Rule, Undecided
 from fusewright.operators.rules.create import exact_device
@@ -22,7 +22,10 @@ from fusewright.sizes.expressions import Dim, Expr, substitute
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType, alike, symbols_in, with_sizes
 
-_FILES = (collectives, cpu, create, linear, pointwise, quantized, reductions, views, user_kernels)
+_FILES = (
+    collectives, cpu, create, linear, pointwise, quantized, reductions, views, generator_states, numpy_calls,
+    user_kernels,
+)  # fmt: skip
 RULES: dict[OpOverload, Rule] = {op: rule for file in _FILES for op, rule in file.RULES.items()}
 
 

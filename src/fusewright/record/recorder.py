@@ -97,7 +97,7 @@ class Recorder:
         self.inputs: list[tuple[torch.fx.Node, object]] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.submodules: dict[str, torch.fx.GraphModule] = {}
-        self.op_count = 0
+        self.op_count = self.user_code = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._torch_level = TorchLevel(self)
         self._last_placeholder: torch.fx.Node | None = None
@@ -108,11 +108,11 @@ class Recorder:
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
-        self.freed = self.wrapped = False
-        self.recompute = False
+        self.freed = self.wrapped = self.recompute = self.retains = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False
+        self.ask_number: Any = None  # an AskNumber
         self.changes_level = False
         # (version of the tensor, what nonzero or item gave for it)
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}

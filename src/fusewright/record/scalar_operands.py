@@ -8,6 +8,7 @@ guarded (or the graph breaks).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,22 @@ class _Call:
         return self.run(aten.mul.Tensor, left, right)
 
 
+    def exactly(self, compute: Callable[..., Any], *places: int) -> Any:
+        """`compute` of these arguments as PyTorch's kernels do it that scale an operand: in the type of the result, and
+        half types in float32, so that the scaled operand is not rounded by itself."""
+        given = [self[place] for place in places]
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        kind = functools.reduce(torch.promote_types, [one.dtype for one in tensors])
+        if len(tensors) == 2:
+            kind = torch.result_type(*tensors)
+        if all(one.dtype == kind for one in tensors) and kind not in _HALF:
+            return compute(*given)
+        wide = torch.float32 if kind in _HALF else kind
+        return self.convert(
+            compute(*(self.convert(one, wide) if isinstance(one, torch.Tensor) else one for one in given)), kind
+        )
+
+
 def _binary(target: OpOverload, exact: bool = False) -> Callable[[_Call], Any]:
     return lambda call: call.run(target, *call.pair(call[0], call[1], exact))
 
@@ -132,18 +149,20 @@ def _binary(target: OpOverload, exact: bool = False) -> Callable[[_Call], Any]:
 def _additive(target: OpOverload) -> Callable[[_Call], Any]:
     """self ± alpha * other."""
 
-    def lower(call: _Call) -> Any:
+    def add(call: _Call, left: Any, right: Any) -> Any:
         alpha = call[2]
-        other = call.scaled(call[1], 1 if alpha is None else alpha)
+        other = call.scaled(right, 1 if alpha is None else alpha)
         if not isinstance(other, torch.Tensor) and node_of(other) is None:
-            return call.run(target, call[0], other)
-        return call.run(target, *call.pair(call[0], other))
+            return call.run(target, left, other)
+        return call.run(target, *call.pair(left, other))
 
-    return lower
+    return lambda call: call.exactly(functools.partial(add, call), 0, 1)
 
 
 def _reversed_sub(call: _Call) -> Any:
     alpha = call[2]
+    if isinstance(call[1], torch.Tensor):
+        return call.run(aten.sub.Tensor, call[1], call[0], alpha=1 if alpha is None else alpha)
     left = call.scaled(call[0], 1 if alpha is None else alpha)
     if node_of(call[1]) is None:
         return call.run(aten.rsub.Scalar, left, call[1])
@@ -156,13 +175,17 @@ def _divided(call: _Call) -> Any:
 
 
 def _add_product(call: _Call) -> Any:
-    product = call.run(aten.mul.Tensor, call.scaled(call[1], call[3]), call[2])
-    return call.run(aten.add.Tensor, call[0], product)
+    def add(left: Any, first: Any, second: Any) -> Any:
+        return call.run(aten.add.Tensor, left, call.run(aten.mul.Tensor, call.scaled(first, call[3]), second))
+
+    return call.exactly(add, 0, 1, 2)
 
 
 def _add_quotient(call: _Call) -> Any:
-    quotient = call.run(aten.div.Tensor, call.scaled(call[1], call[3]), call[2])
-    return call.run(aten.add.Tensor, call[0], quotient)
+    def add(left: Any, first: Any, second: Any) -> Any:
+        return call.run(aten.add.Tensor, left, call.run(aten.div.Tensor, call.scaled(first, call[3]), second))
+
+    return call.exactly(add, 0, 1, 2)
 
 
 def _lerp(call: _Call) -> Any:
@@ -195,14 +218,23 @@ def _clamp_high(call: _Call) -> Any:
     return call.run(aten.minimum.default, value, call.number(call[1], value, exact=True))
 
 
+def _is_checked(dtype: torch.dtype) -> bool:
+    """Whether eager makes an error of a number that this dtype cannot hold."""
+    return not dtype.is_complex and dtype not in (torch.bool, torch.float32, torch.float64, torch.bfloat16)
+
+
 def _filled(call: _Call) -> Any:
     like = call[0]
+    if _is_checked(like.dtype):
+        return NotImplemented
     node = node_of(call[1])
     assert node is not None
     return call.run(aten.expand.default, call.convert(node.operand(), like.dtype), list(like.shape))
 
 
 def _masked(call: _Call) -> Any:
+    if _is_checked(call[0].dtype):
+        return NotImplemented
     node = node_of(call[2])
     assert node is not None
     return call.run(aten.where.self, call[1], call.convert(node.operand(), call[0].dtype), call[0])
@@ -212,6 +244,8 @@ def _full(call: _Call) -> Any:
     node = node_of(call[1])
     assert node is not None
     dtype = call.kwargs.get("dtype") or torch.get_default_dtype()
+    if _is_checked(dtype):
+        return NotImplemented
     device = call.kwargs.get("device") or torch.device("cpu")
     value = call.run(aten._to_copy.default, node.operand(), dtype=dtype, device=device)
     return call.run(
@@ -220,6 +254,8 @@ def _full(call: _Call) -> Any:
 
 
 def _full_like(call: _Call) -> Any:
+    if _is_checked(call.kwargs.get("dtype") or call[0].dtype):
+        return NotImplemented
     node = node_of(call[1])
     assert node is not None
     options = {name: value for name, value in call.kwargs.items() if value is not None}
@@ -280,14 +316,15 @@ def _functional(func: OpOverload) -> OpOverload | None:
 def record(recorder: Recorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Records `func` on arguments among which are run-time floats."""
     row = _ROWS.get(func)
-    if row is not None:
-        return row(_Call(recorder, func, args, kwargs))
+    if row is not None and (found := row(_Call(recorder, func, args, kwargs))) is not NotImplemented:
+        return found
     functional = _functional(func)
     row = _ROWS.get(functional) if functional is not None else None
     if row is not None and torch.result_type(args[0], 1.0) == args[0].dtype:
         assert functional is not None
         result = row(_Call(recorder, functional, args, kwargs))
-        return recorder.dispatch(aten.copy_.default, (args[0], result), {})
+        if result is not NotImplemented:
+            return recorder.dispatch(aten.copy_.default, (args[0], result), {})
     plain_args = tuple(_present(value) for value in args)
     return recorder.dispatch(func, plain_args, {name: _present(value) for name, value in kwargs.items()})
 

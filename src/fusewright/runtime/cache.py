@@ -1,12 +1,14 @@
 """The disk cache: content-addressed entries in a private folder, shared by every process of the user.
 
 Takes a key (hexadecimal digest) and bytes; gives the bytes back, in this process or a later one.
-Always holds: nobody waits for a lock. A writer makes a temporary file and renames it, so an entry is whole or absent
-however a writer dies (it holds a lock on that file, which the system lets go when it dies: so its file can be told from
-a living one's, and goes). A reader checks the entry's hash, which covers the key, before it uses a byte of it; a
-damaged entry is removed with a warning and made again. The folder belongs to this user alone (0700), or the cache is
-not used. Its size is bounded: what was not read for longest goes. Machine code of GPU kernels lies in a folder inside,
-written by the compiler process (codegen/triton/compiler.py); it counts, is checked, and goes, as entries do.
+Always holds: nobody waits for a lock to read or to write; who would compile what another process is compiling waits for
+that entry, for PATIENCE at most and no longer than the other one lives (`claim`). A writer makes a temporary file and
+renames it, so an entry is whole or absent however a writer dies (it holds a lock on that file, which the system lets go
+when it dies: so its file can be told from a living one's, and goes). A reader checks the entry's hash, which covers the
+key, before it uses a byte of it; a damaged entry is removed with a warning and made again. The folder belongs to this
+user alone (0700), or the cache is not used. Its size is bounded: what was not read for longest goes. Machine code of
+GPU kernels lies in a folder inside, written by the compiler process (codegen/triton/compiler.py); it counts, is
+checked, and goes, as entries do.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ STALE_SECONDS = 600.0
 """A temporary file this old was left by a writer that died."""
 UNLOCKED_SECONDS = 5.0
 """And one this old that nobody holds a lock on (between making it and locking it a writer takes less)."""
+PATIENCE = 30.0
+"""Seconds to wait for an entry that another process is making."""
 TOUCH_SECONDS = 3600.0
 SCAN_EVERY = 32
 """Writes between two looks at the folder's size (the first write of a process looks too)."""
@@ -135,6 +139,30 @@ def _is_hexadecimal(name: str) -> bool:
     return all(c in "0123456789abcdef" for c in name)
 
 
+class Claim:
+    """Says to other processes that this one is making an entry, until `release` or the end of the process."""
+
+    __slots__ = ("_descriptor", "_path")
+
+    mine: set[Path] = set()
+    """Of this process: another thread of it waits for none of them."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        Claim.mine.add(path)
+
+    def release(self) -> None:
+        if self._descriptor < 0:
+            return
+        Claim.mine.discard(self._path)
+        with contextlib.suppress(OSError):  # the lock goes with the descriptor
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    __del__ = release
+
+
 class DiskCache:
     """The entries under `folder`, at most `limit` bytes of them (checked now and then, so a burst may pass it for a
     while)."""
@@ -170,6 +198,33 @@ class DiskCache:
         touch(path)
         self.used.add(key)
         return body
+
+    def claim(self, key: str) -> Claim | None:
+        """To be asked for by who has found no entry and would make it: waits as long as another process is making it.
+        None where there is nothing to wait for or to claim (the entry may be there now; look again)."""
+        path = self.folder / f"{TEMPORARY}{key}"
+        if fcntl is None or path in Claim.mine or not self._is_usable(create=True):
+            return None
+        until = time.monotonic() + PATIENCE
+        pause = 0.002
+        while True:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+            except OSError:
+                return None  # `put` will say what is wrong with the folder
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                held = isinstance(error, BlockingIOError)  # else this file system has no locks
+                if not held or self._path(key).exists() or time.monotonic() > until:
+                    return None
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+                continue
+            if _is_at(path, descriptor):
+                return Claim(path, descriptor)
+            os.close(descriptor)  # who held it has removed it since
 
     def put(self, key: str, label: str, body: bytes) -> bool:
         """Stores `body` under `key`; False, with a CacheWarning, when the folder cannot be written."""
@@ -383,6 +438,14 @@ def _try_lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -84,6 +84,13 @@ class Fuser:
         self.group_of: list[int] = []
         self.merges = 0
         self.bytes = {name: estimate(buffer.span()) * buffer.element.itemsize for name, buffer in buffers.items()}
+        # Positions, as bits, of library calls and of waits for collectives among them; and what collectives read.
+        self.calls, self.waits, self.sent = 0, 0, set[str]()
+        for position, operation in enumerate(dependencies.operations):
+            if isinstance(operation, Extern):
+                self.calls |= 1 << position
+                self.waits |= bool(operation.keeps and operation.mutates) << position
+                self.sent.update(ref.buffer for ref in operation.keeps)
 
     def run(self) -> list[Group]:
         """All groups (externs are groups of their own), in no particular order."""
@@ -209,6 +216,8 @@ class Fuser:
             return False
         if self.dependencies.shared and (self._meets(a, b) or self._meets(b, a)):
             return False
+        if self.sent and not (self._communicates_alike(a, b) and self._communicates_alike(b, a)):
+            return False
         if (self._checks(a) and self._updates(b)) or (self._checks(b) and self._updates(a)):
             return False  # a kernel that fails a check has written part of what it writes
         names = a.touching.keys() | b.touching.keys()
@@ -218,6 +227,14 @@ class Fuser:
             return True
         inside = set(a.positions) | set(b.positions)
         return sum(1 for name in names if not self._internal(name, inside)) <= most
+
+    def _communicates_alike(self, group: Group, other: Group) -> bool:
+        """Whether `group`, in one kernel with `other`, needs nothing later than before: no library call before what a
+        collective reads, no wait for a collective before what others need."""
+        more = other.ancestors & ~(group.ancestors | group.mask)
+        if more & self.calls and group.written & self.sent:
+            return False
+        return not more & self.waits or not self._stores_outside(group, other)
 
     def _checks(self, group: Group) -> bool:
         surveys = (self.dependencies.touches[position].survey for position in group.positions)

@@ -29,7 +29,7 @@ from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.module import host_target
 from fusewright.codegen.llvm.templates.attention import is_supported as is_attention
 from fusewright.codegen.llvm.templates.attention_block import is_supported as is_attention_block
-from fusewright.codegen.llvm.templates.skinny_gemm import LEAST_BITS, is_supported
+from fusewright.codegen.llvm.templates.skinny_gemm import is_supported
 from fusewright.graph.passes.library.linear_paths import Linear
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
 from fusewright.runtime import launch
@@ -75,7 +75,7 @@ def has_kernel(linear: Linear, target: Target | None = None) -> bool:
     """Whether a kernel of ours can compute the product, quick or not, on `target` (this processor by default)."""
     if linear.rows == 0 or linear.inner < sites.LEAST_INNER or linear.columns == 0:
         return False
-    return linear.dtype in sites.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
+    return linear.dtype in sites.DTYPES and (target or host_target()).multiplies_adds
 
 
 def _quick_rows(dtype: torch.dtype, target: Target) -> int:

@@ -60,3 +60,10 @@ RAISES = frozenset({"div", "pow", "sqrt", "exp", "log"})
 """Arithmetic that raises in Python for some numbers, where a tensor holds an infinity or no number."""
 SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
+PYTHON_FORMS: dict[object, Callable[..., float]] = {
+    **dict((*UNARY.values(), *BINARY.values())),
+    aten.rsub.Scalar: lambda right, left: left - right,
+    aten.pow.Tensor_Scalar: operator.pow,
+    aten.pow.Scalar: operator.pow,
+}
+"""What Python computes where the graph has one of these operators."""

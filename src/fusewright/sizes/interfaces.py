@@ -12,6 +12,9 @@ from torch._ops import OpOverload
 
 from fusewright.sizes.shape_env import ShapeEnv
 
+AskNumber = Callable[[torch.fx.Node, Callable[[float, float], bool], float], bool | None]
+"""Whether the number that a node holds is so related to a constant (a guard asks it again); None: that is not known."""
+
 
 class Speculation(Protocol):
     """What the program reads from tensors and the capture takes for granted (capture/interpret/speculation.py)."""
@@ -33,6 +36,7 @@ class Recorder(Protocol):
     has_floats: bool
     data_shapes: bool
     data_numbers: bool
+    ask_number: AskNumber | None
     speculation: Speculation | None
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
     lines: Any  # record/forward_lines.py

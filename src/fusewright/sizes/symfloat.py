@@ -368,19 +368,23 @@ class FloatNode:
         history.origins[0].tests.append((lambda value: relation(compute(value), other), answer))
         return answer
 
+    def _asked_of_tensor(self, relation: Callable[[float, float], bool], other: float) -> bool | None:
+        ask = self.recorder.ask_number if self.history is None else None
+        return None if ask is None or self.tensor is None else ask(self.tensor.node, relation, other)  # type: ignore
+
     def _relation(self, other: object, op: str) -> SymNode:
         right = self._node(other)
-        constant = right.constant
-        if (self.history is None or right.history is None) and self.recorder.speculation is not None:
+        side, relation, number = self, RELATIONS[op], right.constant
+        if number is None and self.constant is not None:
+            side, relation, number = right, RELATIONS[SWAPPED.get(op, op)], self.constant
+        answer = None if number is None else side._asked_of_tensor(relation, number)
+        if answer is None and (self.history is None or right.history is None) and self.recorder.speculation is not None:
             with self.recorder.recording():
                 condition = self.recorder.dispatch(COMPARED[op], (self.operand(), right.operand()), {})
             value = self.recorder.read(condition)
-            if value is not None:
-                return SymNode(bool(held_number(value)), self._env())
-        if constant is None and self.constant is not None:
-            answer = right._test(RELATIONS[SWAPPED.get(op, op)], self.constant)
-        else:
-            answer = self._test(RELATIONS[op], right.guard_float("", 0) if constant is None else constant)
+            answer = None if value is None else bool(held_number(value))
+        if answer is None:
+            answer = side._test(relation, right.guard_float("", 0) if number is None else number)
         return SymNode(answer, self._env())
 
     def eq(self, other: object) -> SymNode:
@@ -505,7 +509,8 @@ def _is_defined_at(compute: Callable[[float], float], given: float) -> bool:
 
 
 def float_of_input(recorder: Recorder, tensor: torch.Tensor, origin: OutsideFloat) -> torch.SymFloat:
-    """The float that a placeholder holds."""
+    """The float that a tensor holds, where it is known of what float that is."""
+    recorder.has_floats = True
     return torch.SymFloat(FloatNode(recorder, tensor, _outside(origin)))
 
 

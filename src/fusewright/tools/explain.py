@@ -19,6 +19,7 @@ from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
 from fusewright.graph.collectives import Collective, collectives_of
 from fusewright.tools import page
+from fusewright.tools.overlaps import Overlap, overlaps
 from fusewright.tools.report import framed
 
 
@@ -45,6 +46,7 @@ class Report:
     stage_times      seconds by stage, "capture" first
     frame_count      frames compiled
     kernels          generated kernels, with the lines of the program that they came from
+    overlaps         the collectives of the compiled plans: their bytes, and what runs until they are waited for
     replayed         output calls (prints, log records) that are made after a graph instead of breaking it
     autotuning       what max_autotune measured: who won, and by how much
     hints            what keeps the program from being faster
@@ -61,6 +63,7 @@ class Report:
     stage_times: dict[str, float] = field(default_factory=dict)
     frame_count: int = 0
     kernels: list[KernelReport] = field(default_factory=list)
+    overlaps: list[Overlap] = field(default_factory=list)
     replayed: list[str] = field(default_factory=list)
     autotuning: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
@@ -115,6 +118,7 @@ class Report:
             known = sum(one.bytes or 0 for one in self.collectives)
             rows.append(("collectives", f"{len(self.collectives)}, {known} bytes"))
             rows += [("", str(one)) for one in self.collectives]
+        rows += [("  overlap", str(one)) for one in self.overlaps]
         rows.append(("kernels", str(len(self.kernels))))
         for kernel in self.kernels:
             more = f" and {len(kernel.locations) - 3} more" if len(kernel.locations) > 3 else ""
@@ -176,6 +180,7 @@ HANDLERS: dict[type[events.Event], Callable[[Report, Any], None]] = {
     events.Skipped: _skipped,
     events.StageDone: lambda report, event: _add(report.stage_times, event.stage, event.seconds),
     events.Compiled: _compiled,
+    events.PlanLoaded: lambda report, event: report.overlaps.extend(overlaps(event.call_plan)),
     events.KernelMade: lambda report, event: report.kernels.append(
         KernelReport(event.name, event.origins, event.locations, event.text())
     ),

@@ -280,7 +280,7 @@ def test_an_outside_iterator_is_not_advanced() -> None:
     def f(iterator: Any, x: torch.Tensor) -> Any:
         return x + next(iterator)
 
-    iterator = iter([1, 2])
+    iterator = (number for number in (1, 2))
     with pytest.raises(GraphBreak) as caught:
         capture(f, (iterator, numbers()))
     assert caught.value.code == "outside-iterator" and next(iterator) == 1

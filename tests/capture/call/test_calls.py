@@ -53,7 +53,7 @@ BREAKS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("autograd-call", lambda x: x.sum().backward()),
     ("autograd-function", lambda x: Function.apply(x.clone().requires_grad_())),
     ("disabled-function", lambda x: disabled(x)),
-    ("clock", lambda x: time.time()),
+    ("clock", lambda x: time.time_ns()),
     ("host-random", lambda x: random.choice([1, 2])),
     ("untraceable-call", lambda x: open("/nowhere")),
     ("tensor-construction", lambda x: torch.nn.Parameter(x)),

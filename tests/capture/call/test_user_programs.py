@@ -4,9 +4,11 @@ effects (arguments, output, warnings, the state of every random generator) and e
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import random
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,14 @@ import pytest
 import torch
 
 import fusewright
-from tests.capture.call import gradient_programs, python_programs, torch_programs
+from tests.capture.call import (
+    gradient_programs,
+    hook_programs,
+    numpy_programs,
+    outside_programs,
+    python_programs,
+    torch_programs,
+)
 from tests.capture.call.comparing import same
 
 PROGRAMS = python_programs.PROGRAMS
@@ -24,19 +33,13 @@ CALLS = 3
 # What is not captured whole: on both backends, and on one of them alone.
 OPEN = frozenset(
     """
-    catch_warnings_read catch_warnings_record data_ptr_as_number data_store_of_another_type
-    dict_iterator_argument enumerate_argument fork_rng generator_argument
-    generator_given inference_inside_then_grad
-    iterator_argument lazy_module
-    lazy_modules lru_cache_of_tensor module_backward_hook np_order_statistics
-    np_writes parameter_inside parameter_returned random_branch random_choice random_range_of_nothing
-    register_hook_then_write retain_grad rng_state saved_tensors_hooks seeded
-    step_adafactor step_asgd step_radam step_radam_loop
-    thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
+    data_ptr_as_number data_store_of_another_type generator_argument inference_inside_then_grad
+    iterator_over_a_list_that_grows lazy_module lazy_modules map_argument random_many_ways
+    register_hook_then_write thread_lock time_time warning_of_pytorch_recorded warnings_recorded_once
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
-OPEN_AT_ATEN_LEVEL: frozenset[str] = frozenset()
+OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view", "retain_grad"})
 
 
 def described(value: Any) -> Any:
@@ -44,21 +47,34 @@ def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         facts = (type(value), value.requires_grad, value.is_inference(), value.is_leaf and described(value.grad))
         return ("tensor", facts, value.detach().clone())
+    if isinstance(value, Warning):
+        return (type(value), value.args)
     if isinstance(value, torch.nn.Module):
         return [(name, described(one)) for name, one in value.named_parameters()]
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, *map(described, value))
     if isinstance(value, dict):
         return {key: described(one) for key, one in value.items()}
+    if isinstance(value, torch.Generator):
+        return ("generator", value.get_state())
+    if isinstance(value, random.Random):
+        return ("generator", value.getstate())
     if isinstance(value, np.ndarray):
         return ("array", torch.from_numpy(value.copy()))
     if isinstance(value, (int, float, str, bytes, type(None), torch.dtype, np.generic)):
         return (type(value), value)
+    if type(value) is weakref.ref:
+        return ("reference", described(value()))
+    if isinstance(value, (outside_programs.Held, warnings.WarningMessage)):
+        return ("held", described(vars(value)))
+    if hasattr(value, "__length_hint__"):
+        return (type(value), list(copy.copy(value)))
     return type(value).__qualname__
 
 
 def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) -> list[Any]:
     """What CALLS calls do, each with arguments of its own."""
+    outside_programs.position = iter(range(1, 100))
     torch.manual_seed(11), random.seed(12), np.random.seed(13)
     for cached in (python_programs.cached_tensor, python_programs.cached_of_tensor, python_programs.WithCache.of):
         cached.cache_clear()
@@ -103,5 +119,7 @@ def test_equals_eager(name: str, backend: str) -> None:
 
 def test_the_programs_of_all_files_are_run() -> None:
     assert torch_programs.step in [function for function, _ in PROGRAMS.values()]
+    assert numpy_programs.np_order in [function for function, _ in PROGRAMS.values()]
     assert gradient_programs.train_step in [function for function, _ in PROGRAMS.values()]
+    assert hook_programs.steps in [function for function, _ in PROGRAMS.values()]
     assert OPEN | OPEN_AT_TORCH_LEVEL | OPEN_AT_ATEN_LEVEL <= PROGRAMS.keys()

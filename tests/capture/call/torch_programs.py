@@ -458,6 +458,48 @@ def generator_given(x, g):
     return x + torch.randn(3, generator=g)
 
 
+@program(lambda: (torch.ones(3), torch.Generator().manual_seed(2)))
+def generator_of_many_draws(x, g):
+    y = torch.empty(3).normal_(generator=g) + torch.rand(3)
+    nn.init.uniform_(y, generator=g)
+    return x + y, torch.randperm(4, generator=g), torch.rand(2)
+
+
+@program()
+def generator_made(x):
+    g = torch.Generator().manual_seed(5)
+    return x + torch.rand(3, generator=g) + torch.rand(3), torch.randperm(4, generator=g)
+
+
+@program(lambda: (torch.ones(3), torch.Generator().manual_seed(2)))
+def generator_state(x, g):
+    state = g.get_state()
+    y = torch.rand(3, generator=g)
+    g.set_state(state)
+    g2 = torch.Generator()
+    g2.set_state(state)
+    return x + y - torch.rand(3, generator=g), torch.rand(3, generator=g2)
+
+
+@program(lambda: (torch.ones(3), torch.Generator().manual_seed(2)))
+def generator_seeded(x, g):
+    g.manual_seed(11)
+    return x + torch.rand(3, generator=g), torch.rand(2, generator=torch.default_generator)
+
+
+@program(lambda: (torch.ones(3), torch.Generator().manual_seed(2), torch.tensor([7])))
+def generator_and_failure(x, g, i):
+    y = torch.rand(3, generator=g)
+    torch.manual_seed(3)
+    return x + y[i] + torch.rand(1)
+
+
+@program(lambda: (torch.ones(3, requires_grad=True),))
+def seeded_training(x):
+    torch.manual_seed(1)
+    return (x * torch.rand(3)).sum()
+
+
 @program(lambda: (torch.arange(6.0).reshape(2, 3), torch.tensor([[0], [1]])))
 def gather_sparse_grad(x, i):
     return torch.gather(x, 1, i, sparse_grad=False), x.gather(1, i, sparse_grad=True)

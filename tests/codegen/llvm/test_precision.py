@@ -74,3 +74,22 @@ def test_the_gradient_of_an_extreme_reaches_its_elements(name: str, dtype: torch
         function(x).backward()
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0])
+
+
+STEPS: dict[str, Function] = {
+    "uint8": lambda y: y.to(torch.uint8), "int64": lambda y: y.to(torch.int64), "floor": torch.floor, "ceil": torch.ceil,
+    "round": torch.round, "trunc": torch.trunc, "frac": torch.frac, "remainder": lambda y: y % 1.0,
+    "fmod": lambda y: y.fmod(1.0), "floor_divide": lambda y: y // 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_takes_what_eager_has_rounded(name: str) -> None:
+    """Colours made of others: the exact sum is often a whole number, and eager's rounded one is not, or the other way round."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        r, g, b = x.unbind(0)
+        return STEPS[name](0.7 * r + 0.3 * g - 0.2 * b + 60.0)
+
+    x = torch.randint(0, 256, (3, 40000), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(fusewright.compile(function)(x), function(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,10 +15,11 @@ from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.printer import plan_text
-from tests.codegen.triton.harness import TINY, run_plan
+from fusewright.sizes.tensor_type import TensorType
+from tests.codegen.triton.harness import TINY, run_code, run_plan
 from tests.graph.texts import graph_of
 from tests.loops import reference as loops
-from tests.loops.tracing import lowered
+from tests.loops.tracing import lowered, record
 from tests.schedule import programs
 from tests.schedule.reference import schedule
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
@@ -189,6 +191,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     "column sums in chunks": (lambda x: x.sum(0), lambda: [r(4096, 8)]),
     "a large sum": (lambda x: x.sum(), lambda: [r(300, 70)]),
     "upsampling": (lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), lambda: [r(2, 3, 7, 9)]),
+    "linear resampling": (
+        lambda x, y: tuple(
+            F.interpolate(one, size, mode="bilinear", align_corners=corners)
+            for one in (x, y) for size in ((14, 18), (5, 4)) for corners in (False, True)
+        ),
+        lambda: [r(2, 3, 7, 9), r(2, 3, 7, 9).to(memory_format=torch.channels_last)],
+    ),
     "padding and rolling": (lambda x: torch.roll(F.pad(x, (1, 2, 3, 0), value=0.5), 4, 1), lambda: [r(4, 6, 9)]),
     "index arithmetic": (lambda x, i: x[i % 5] + x.flip(0)[i // 3], lambda: [r(5, 20), torch.arange(13)]),
     "a transposed copy": (lambda x, y: (x.transpose(1, 2) + y).contiguous(), lambda: [r(3, 40, 70), r(3, 70, 40)]),
@@ -336,3 +345,24 @@ def test_halves_are_added_in_float32(name: str) -> None:
     expected = expected.index_add(0, index, given.double())
     (found,) = run(program, [start, index, given])
     torch.testing.assert_close(found.double(), expected, rtol=6e-4, atol=0)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [(11, 5), (3, 20), (7, 9)], ids=str)
+def test_cubic_resampling_of_rows_in_short_integers(size: tuple[int, int], corners: bool) -> None:
+    """Loops on a GPU only. Positions of 64 bits take twice the instructions, and shared memory to hand them on."""
+    x = torch.randn(2, 3, 7, 9)
+
+    def resampled(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size, mode="bicubic", align_corners=corners)
+
+    graph, constants = record(resampled, [x])
+    for node in graph.nodes:
+        if isinstance(node.meta.get("type"), TensorType):
+            node.meta["type"] = replace(node.meta["type"], device=torch.device("cuda", 0))
+    plan = schedule(lower(graph, constants), GPU)
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    assert not re.search(r"full\(.*int64", code.text), "positions are compared in 64 bits"
+    memory = {"in0": x, **{name: torch.full((2, 3, *size), 113.0) for name in code.buffers if name != "in0"}}
+    run_code(code, memory)
+    torch.testing.assert_close(memory[code.buffers[-1]], resampled(x), rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fusewright
 from fusewright.loops.ir import CheckedIndex, Pointwise
 from fusewright.loops.lower import expressions as ex
 from tests.loops import reference, tracing
@@ -98,3 +99,35 @@ def test_what_loops_do_not_express_stays_a_library_call() -> None:
     check(lambda x, i: x.scatter_reduce(0, i, x, "mean"), x, index, externs=["scatter_reduce.two"])
     check(lambda x, i: x.scatter_add(0, i, x), x.bfloat16(), index, externs=["scatter_add.default"])
     check(lambda x: x.sort(1), x, externs=["sort.default"])
+
+
+def assigned(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[x > 1] = value
+    return x
+
+
+FILLS = {
+    "masked_fill": lambda x, value: x.masked_fill(x > 1, value),
+    "nowhere": lambda x, value: x.masked_fill(x > 100, value),
+    "index_fill": lambda x, value: x.index_fill(0, torch.tensor([0, 2]), value),
+    "assignment": assigned,
+    "full_like": lambda x, value: torch.full_like(x, value.item()),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float16])
+def test_a_number_that_the_dtype_cannot_hold_is_an_error(name: str, dtype: torch.dtype) -> None:
+    function = FILLS[name]
+    compiled = fusewright.compile(function)
+    for number in (3.0, 3.5, -5.75, 1e6, float("nan"), 7, 1 << 40, -3):
+        given, value = torch.tensor([1, 4, 7]).to(dtype), torch.tensor(number)
+        try:
+            expected = function(given, value)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as raised:
+                compiled(given, value)
+            assert str(raised.value) == str(error)
+        else:
+            torch.testing.assert_close(compiled(given, value), expected, equal_nan=True)

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import Guard
+from fusewright.capture.guards.check import storages_are_apart
 from fusewright.capture.guards.sources import Constant, InstanceDict, Item, Local, Source
 from fusewright.operators.schema import facts, list_of_views
 
@@ -86,10 +87,8 @@ def _is_argument(source: Source) -> bool:
 def _apart_in_memory(world: World) -> list[Guard]:
     if world.recorder.level != "aten":
         return []
-    if world.reads_arrays and written_placeholders(world.recorder.graph):
-        raise GraphBreak(
-            "overlapping-inputs", "a tensor is written to, and NumPy arrays that may share its memory are read"
-        )
+    if world.arrays:
+        return _arrays_apart(world)
     nodes = {id(node.meta["example_value"]): id(node) for node, _ in world.recorder.inputs}
     by_node = {nodes[id(traced)]: (real, source) for real, source, traced in world.inputs}
     written = [by_node[key] for key in written_placeholders(world.recorder.graph) if key in by_node]
@@ -112,6 +111,18 @@ def _apart_in_memory(world: World) -> list[Guard]:
                 raise GraphBreak("overlapping-inputs", detail)
             guards.append(Guard("NO_OVERLAP", source, (source, other), why))
     return guards
+
+
+def _arrays_apart(world: World) -> list[Guard]:
+    """With NumPy arrays among the inputs, all of them are apart if one is written to: an array does not say what it is
+    a view of."""
+    if not written_placeholders(world.recorder.graph):
+        return []
+    known: dict[Source, Any] = {source: real for real, source, _ in (*world.inputs, *world.arrays)}
+    if not storages_are_apart(tuple(known.values())):
+        raise GraphBreak("overlapping-inputs", "an array or tensor is written to, and shares memory with another")
+    places = tuple(known)
+    return [Guard("NO_OVERLAP", places[0], places, "the graph writes to an array or tensor")] if places[1:] else []
 
 
 def written_placeholders(graph: torch.fx.Graph) -> list[int]:

@@ -13,7 +13,7 @@ from fusewright.base.location import Location
 from fusewright.base.records import dataclass
 from fusewright.capture.assumptions import Assumptions
 from fusewright.capture.border.absent import AbsentTraceback
-from fusewright.capture.border.effects import Effects, Shadow
+from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
 from fusewright.capture.bytecode.instructions import CodeInfo
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.abstract_classes import AbstractChecks
@@ -77,9 +77,17 @@ class World(Protocol):
     overridden: bool
     disablers: list[Any]
     repeats: Any
-    reads_arrays: bool
+    arrays: list[tuple[Any, Source, torch.Tensor]]
+    error_states: list[Any]
+    recordings: list[Any]
+    foreseen: Any
+    iterators: dict[int, DeferredCall]
+    generators: dict[int, tuple[Any, Any, Any]]
+    cached: dict[int, dict[Any, Any]]
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]
+    gradient_nodes: dict[object, Any]
+    number_tests: tuple[dict[Source, Any], dict[object, Any]]
     global_hooks_checked: bool
     tensors_compared: bool
     requires_grad_matters: bool

@@ -51,6 +51,7 @@ LOADERS: dict[type, Loader] = {
     types.MappingProxyType: dicts.load_proxy,
     bytearray: lists.load_bytearray,
     np.ndarray: _load_array,
+    torch.Generator: objects.load_object,
     **dict.fromkeys(dicts.VIEWS, dicts.load_view),
 }
 

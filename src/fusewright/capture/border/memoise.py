@@ -228,9 +228,9 @@ class Repeats:
         effects = world.effects
         if effects.slots or effects.cells or world.unread or any(world.tensor_attributes.values()):
             raise Refused
-        if world.uses_arrays or recorder.has_floats or tracer.is_handling():
+        if world.uses_arrays or world.generators or recorder.has_floats or tracer.is_handling():
             raise Refused
-        state, gradients = context.snapshot(world.settings_changed), recorder.user_gradients
+        state = context.snapshot(world.settings_changed)
         if state.function_modes or torch._C._functorch.peek_interpreter_stack() is not None:
             raise Refused  # they may keep a state of their own
         return _Here(
@@ -253,7 +253,7 @@ class Repeats:
                 len(world.numbers),
                 len(recorder.submodules),
                 len(recorder.constants),
-                -1 if gradients is None else len(gradients),
+                recorder.user_code,
                 recorder.freed,
                 len(recorder.read_sizes),
                 0 if recorder.speculation is None else recorder.speculation.count,

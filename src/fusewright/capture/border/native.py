@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,15 @@ import numpy as np
 import torch
 
 from fusewright import _native
-from fusewright.base.signals import GraphBreak, Signal, SkipFrame, UserException, memory_was_short, raised_by_handler
+from fusewright.base.signals import (
+    GraphBreak,
+    Heard,
+    Signal,
+    SkipFrame,
+    UserException,
+    memory_was_short,
+    raised_by_handler,
+)
 from fusewright.capture.border.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
@@ -77,6 +86,16 @@ def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any
     except Exception as exception:
         _refuse_what_passes(exception)
         raise UserException(exception) from None
+
+
+def without_warnings(fn: Callable[..., Any], /, *args: object) -> Any:
+    """As `fn`; a graph break where it warns, since the program records warnings."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = fn(*args)
+    if seen:
+        raise GraphBreak("untraceable-call", f"a warning of PyTorch's that the function records: {seen[0].message}")
+    return result
 
 
 def _refuse_what_passes(exception: BaseException) -> None:
@@ -189,6 +208,8 @@ def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) ->
         handler = signal.getsignal(values[-2])
     except ValueError:  # no signal
         return False
+    if isinstance(handler, Heard):
+        handler = handler.handler
     return getattr(handler, "__func__", handler) is function
 
 

@@ -29,7 +29,7 @@ from fusewright.capture.border.native_ready import (
     text_ready,
 )
 from fusewright.capture.border.symbolic_index import WHOLE, selected
-from fusewright.capture.border.values import array as arrays, cls as classes
+from fusewright.capture.border.values import array as arrays, cls as classes, iterator as outside_iterators
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict
@@ -541,5 +541,10 @@ def advance(world: World, iterator: Any) -> Any:
         source = world.source_of(iterator)
         if isinstance(source, Local) and source.name.startswith(HELD):  # on the stack of a resume function
             raise GraphBreak("loop-goes-on", f"{made} the break")
-        raise GraphBreak("outside-iterator", f"{made} the compiled function was called is advanced")
+        if not outside_iterators.is_known(iterator):
+            raise GraphBreak("outside-iterator", f"{made} the compiled function was called is advanced")
+        value = outside_iterators.next_of(world, iterator)
+        if value is MISSING:
+            raise UserException(StopIteration())
+        return value
     return native(next, iterator)

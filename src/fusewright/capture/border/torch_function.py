@@ -55,7 +55,11 @@ def overriding(args: Args, kwargs: Kwargs) -> list[Any]:
 
 def is_traced_subclass(value: object) -> bool:
     """Whether a traced tensor stands for one of a class of the program's."""
-    return type(value) is TracedTensor and value.python_class is not torch.Tensor
+    return type(value) is TracedTensor and value.python_class not in _PLAIN
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The classes of PyTorch's that have no code of their own which a program could tell."""
 
 
 def _class(value: Any) -> type:

@@ -10,6 +10,7 @@ by type: what a type means is in values/, what an operator does in protocols.py,
 from __future__ import annotations
 
 import builtins
+import functools
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -22,16 +23,18 @@ from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, NATIVE_TYPES
-from fusewright.capture.border.effects import Effects, Shadow
+from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
+from fusewright.capture.border.foresight import Foreseen
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
 from fusewright.capture.border.memoise import Repeats
-from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native import native, unwatched, without_warnings
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import (
     array,
     cls as classes,
     context,
+    generator,
     list as lists,
     number,
     object as objects,
@@ -45,9 +48,7 @@ from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
-from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES
 from fusewright.record.traced_tensor import TracedTensor
-from fusewright.sizes.expressions import Relation
 
 
 class World:
@@ -60,10 +61,20 @@ class World:
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
         self.module_sources: set[Source] = set()
         self.wrappers = wrapper.Wrappers()
-        self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
+        self.uses_arrays = False  # NumPy arrays are traced
+        self.arrays: list[tuple[Any, Source, torch.Tensor]] = []  # those that are inputs
+        # random generators of the program's: (it, its state, the call that writes that back)
+        self.generators: dict[int, tuple[Any, Any, Any]] = {}
+        self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
+        self.foreseen = Foreseen(self)
+        self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
+        self.recordings: list[Any] = []  # open contexts in which the program records warnings
+        self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
+        self.gradient_nodes: dict[object, Any] = {}
+        self.number_tests: tuple[dict[Source, Any], dict[object, Any]] = ({}, {})  # see values/tensor_number.py
         # inference mode may be entered inside; it has been; what is open of it
         self.may_infer, self.infers, self.inference_guards = True, False, []
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
@@ -301,33 +312,7 @@ class World:
     def guards(self) -> tuple[Guard, ...]:
         """All guards of this capture, settings first; called once, at the end."""
         settings = Guard("STATE", FunctionSource(), self.initial, "settings of PyTorch")
-        sizes: list[Guard] = []
-        env = self.recorder.env
-        if env is not None and env.symbols:
-            sources = {known.symbol.name: known.source for known in env.symbols.values()}
-            for known in env.symbols.values():
-                if known.symbol in env.assumed or known.symbol in env.shown:
-                    least = 2 if known.symbol in env.assumed else 1
-                    sizes.append(
-                        Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES)
-                    )
-                if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
-                    bound = Relation("<=", known.symbol.lower, known.symbol)
-                    sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
-                if known.symbol.upper is not None:
-                    bound = Relation("<=", known.symbol, known.symbol.upper)
-                    sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
-            for relation, stack in zip(env.guards, env.asked_at, strict=True):
-                sizes.append(
-                    Guard(
-                        "SIZE",
-                        FunctionSource(),
-                        (relation, sources),
-                        f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass",
-                    )
-                )
-            for _, source, traced in self.inputs:
-                sizes += tensor.stride_guards(self, source, traced)
+        sizes = tensor.size_guards(self)
         tensors = [
             Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads")
             for real, source, traced in self.inputs
@@ -344,6 +329,7 @@ class World:
         """Identities of the outside objects (and instance dictionaries) that may have been written to."""
         written = {id(self.real_of(store.target)) for store in self.effects.slots.values()}
         written |= {id(namespace.real) for namespace in self._dicts if namespace.stores}
+        written |= self.generators.keys()
         return written | {id(shadow.real) for shadow in self.effects.shadows}
 
     # Names.
@@ -527,17 +513,20 @@ class World:
 
     def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
-        if self.uses_arrays and fn in (operator.getitem, operator.setitem):
+        if self.uses_arrays and fn in (operator.getitem, operator.setitem):  # an array as index is as a tensor
             args = (args[0], array.as_index(args[1]), *args[2:])
         given = (*args, *kwargs.values())
         if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
+        if any(isinstance(argument, torch.Generator) for argument in given):
+            return generator.drawing(self, fn, args, kwargs)
         objects = torch_function.overriding(args, kwargs)
         if objects and (answer := torch_function.overridden(self, fn, args, kwargs, objects)) is not MISSING:
             return answer
         args = tuple(for_native(self, argument) for argument in args)
         kwargs = {name: for_native(self, argument) for name, argument in kwargs.items()}
-        result = unwatched(self.recorder.call, fn, args, kwargs)
+        call = functools.partial(without_warnings, self.recorder.call) if self.recordings else self.recorder.call
+        result = unwatched(call, fn, args, kwargs)
         if type(result) is not TracedTensor:
             wrapper.check_result(self, fn, result)
         self.repeats.log(fn, args, kwargs, result)
@@ -571,8 +560,10 @@ class World:
         wrapper.check_unchanged(self)
         if self.inference_guards:
             raise Retry(inference=False)
-        if self.disablers:
-            raise GraphBreak("open-context", "a context that disables __torch_function__ is open across a graph break")
+        if self.disablers or self.error_states or self.recordings:
+            what = "__torch_function__ or saved tensors" if self.disablers else "recorded warnings"
+            what = "NumPy's treatment of errors" if self.error_states else what
+            raise GraphBreak("open-context", f"a context of {what} is open across a graph break")
         now, then = context.snapshot(), self.state
         if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
@@ -581,7 +572,7 @@ class World:
     def close(self) -> None:
         """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
         wrapper.forget_masks(self)
-        for contexts in (self.disablers, self.inference_guards):
+        for contexts in (self.disablers, self.inference_guards, self.error_states):
             while contexts:
                 contexts.pop().__exit__(None, None, None)
         context.leave(self.state)
@@ -593,9 +584,10 @@ class World:
             self.looked_up, self.dict_kinds,
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
             self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
-            self.recorder.inputs, self.wrappers.loaded,
+            self.recorder.inputs, self.wrappers.loaded, self.gradient_nodes,
         )  # fmt: skip
         for table in tables:
             table.clear()
         self.repeats.forget()
+        self.foreseen.world = None  # it is a guard
         self.effects = Effects()

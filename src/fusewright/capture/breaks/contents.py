@@ -12,6 +12,7 @@ import gc
 import inspect
 import itertools
 import types
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -161,6 +162,8 @@ def parts(value: Any) -> Any:
         yield viewed(value)
     elif kind in (staticmethod, classmethod):
         yield value.__func__
+    elif kind is weakref.ref:
+        yield value()
     elif kind in HASHED_ITERATORS:
         yield from iterated(value)[:1]
     elif isinstance(value, ITERATORS):

@@ -28,7 +28,7 @@ from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object
-from fusewright.capture.guards.sources import Constant, Item, Local, Source
+from fusewright.capture.guards.sources import Computed, Constant, Item, Local, Source
 from fusewright.capture.interpret.continuation import RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
 from fusewright.operators.schema import facts
@@ -74,7 +74,8 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
         (value,) = continuation.values
         if (
             world.recorder_owns(value)
-            and not is_traced_subclass(value)
+            and value.python_class is torch.Tensor  # type: ignore[attr-defined]
+            and _gradient(value) is None
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
             and not _cut(world, value, made_here=False)
@@ -311,6 +312,8 @@ class Code:
         while source is not None:
             if isinstance(source, Constant):
                 self.constants[source.name] = source.obj
+            elif isinstance(source, Computed):
+                self.constants[source.name] = source.function
             elif isinstance(source, Item) and (name := source.key_name()) is not None:
                 self.constants[name] = source.key
             source = getattr(source, "base", None)
@@ -409,9 +412,14 @@ class Code:
         if cut:
             text = self.start(value, f"{text}{cut}")
         attributes = self.world.tensor_attributes.get(id(value))
-        if is_traced_subclass(value):
-            kind = self.bind(value.python_class.__name__, value.python_class)  # type: ignore[attr-defined]
-            text = self.start(value, f"{self.bind('as_subclass', torch.Tensor.as_subclass)}({text}, {kind})")
+        kind: type = value.python_class  # type: ignore[attr-defined]
+        if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):  # type: ignore[attr-defined]
+            text = self.start(value, text)  # a leaf of autograd must stay the very tensor
+            self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
+        elif is_traced_subclass(value):
+            bound = self.bind(kind.__name__, kind)
+            text = self.start(value, f"{self.bind('as_subclass', torch.Tensor.as_subclass)}({text}, {bound})")
+        if kind is not torch.Tensor:
             pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())
             if pairs:
                 self.lines.append(f"{text}.__dict__.update({{{pairs}}})")
@@ -419,6 +427,10 @@ class Code:
             text = self.start(value, text)
             for name, attribute in attributes.items():
                 self.lines.append(f"{text}.{name} = {self.expression(attribute)}")
+        gradient = _gradient(value)
+        if gradient is not None:
+            text = self.start(value, text)
+            self.lines.append(f"{text}.grad = {self.expression(gradient)}")
         return text
 
     def _recast(self, value: Any) -> str:
@@ -462,6 +474,11 @@ class Code:
 
 def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.Tensor:
     return target(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _gradient(value: Any) -> torch.Tensor | None:
+    """What a backward inside has accumulated in a leaf that was made inside."""
+    return value.grad if value.made_leaf else None
 
 
 def _cut(world: World, value: Any, made_here: bool) -> str:

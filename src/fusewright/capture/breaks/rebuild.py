@@ -14,6 +14,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.function import is_free_function
+from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
@@ -436,6 +438,27 @@ def _build_handle(code: Code, value: RemovableHandle) -> str:
     return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
 
 
+def _build_reference(code: Code, value: weakref.ref[Any]) -> str:
+    found = value()
+    if found is None:
+        raise GraphBreak("cannot-rebuild", "a weak reference to what is gone")
+    return code.start(value, f"{code.bind('ref', weakref.ref)}({code.temporary(code.expression(found))})")
+
+
+def _build_random_generator(code: Code, value: torch.Generator) -> str:
+    made = code.start(value, f"{code.bind('Generator', torch.Generator)}()")
+    known = code.world.generators.get(id(value))
+    if known is None:
+        raise GraphBreak("cannot-rebuild", "a copy of a random generator")
+    owned = code.world.recorder_owns(known[1])
+    code.lines.append(f"{made}.set_state({code.expression(known[1]) if owned else code.bind('state', known[1])})")
+    return made
+
+
+def _refuse_node(code: Code, value: GradientNode) -> str:
+    raise GraphBreak("tensor-address", "an autograd node leaves the compiled function")
+
+
 def _build_of_memory(code: Code, value: Address | Storage) -> str:
     if code.world.effects.data:
         raise GraphBreak("tensor-address", f"{value.what} is handed on, after a store to Tensor.data")
@@ -483,7 +506,10 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     AbsentTraceback: _build_traceback,
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     RemovableHandle: _build_handle,
+    torch.Generator: _build_random_generator,
+    weakref.ref: _build_reference,
     Address: _build_of_memory,
+    GradientNode: _refuse_node,
     Storage: _build_of_memory,
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),

@@ -11,6 +11,7 @@ capture is a graph break.
 from __future__ import annotations
 
 import itertools
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -76,11 +77,19 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         for node in nodes
     )
     repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
-    if not repeatable or any(node is not None and node not in nodes for node in outputs):
+    apart = not repeatable or any(node is not None and node not in nodes for node in outputs)
+    _note_user_code(tracer, None if apart else Application(cls.apply, again, nodes, outputs))
+    return result
+
+
+def _note_user_code(tracer: Tracer, what: Application | Hook | None) -> None:
+    """Notes a part of the gradients that is the program's own; None for one that another call may have otherwise."""
+    recorder = tracer.recorder
+    recorder.user_code += 1
+    if what is None:
         recorder.user_gradients = None
     elif recorder.user_gradients is not None:
-        recorder.user_gradients.append(Application(cls.apply, again, nodes, outputs))
-    return result
+        recorder.user_gradients.append(what)
 
 
 class _Varying:
@@ -273,11 +282,9 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak("autograd-call", "Tensor.register_hook() of a hook with effects beyond its result")
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
-        recorder = tracer.recorder
-        if not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
-            recorder.user_gradients = None  # what it holds may be of this call alone
-        elif recorder.user_gradients is not None:
-            recorder.user_gradients.append(Hook(tensor.node, hook))
+        # what it holds may be of this call alone
+        held = not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
+        _note_user_code(tracer, None if held else Hook(tensor.node, hook))
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
 
 
@@ -316,7 +323,30 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
     return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
 
 
-METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {"requires_grad_": _requires_grad}
+def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> None:
+    """Tensor.retain_grad. A backward inside keeps the gradient in the traced tensor. One outside would have to reach a
+    tensor that leaves the graph through the graph's inside: where there is one, the graph is cut here."""
+    world, keep_gradient = tracer.world, torch.Tensor.retain_grad
+    world.requires_grad_matters = True
+    if not tensors.requires_grad(world, tensor):
+        return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
+    if world.outside(tensor) is not None:
+        if not tensors.guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
+            world.effects.hooked.add(id(tensor))
+            world.effects.defer(keep_gradient, (tensor,), {})
+        return None
+    if tracer.recorder.level != "aten":
+        return world.torch_call(keep_gradient, (tensor,), {})  # type: ignore[no-any-return]
+    if not tracer.assumptions.custom_gradients:
+        raise GraphBreak("autograd-call", f"Tensor.retain_grad(): {tracer.assumptions.gradient_refused}")
+    tracer.recorder.retains = True
+    return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
+
+
+METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    "requires_grad_": _requires_grad,
+    "retain_grad": _retain_grad,
+}
 
 
 # Checkpoints.
@@ -372,8 +402,91 @@ def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
             torch._C._set_grad_enabled(enabled)
 
 
+# Hooks on saved tensors.
+
+
+class _SeesSaved:
+    """An open context whose functions see what autograd saves; a world closes what a capture leaves open."""
+
+    def __exit__(self, *args: object) -> None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+class _Forbids:
+    """An open context in which there are no such functions, and what forbade them before."""
+
+    def __init__(self, before: str | None) -> None:
+        self.before = before
+
+    def __exit__(self, *args: object) -> None:
+        if self.before is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(self.before)
+
+
+def _see_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """What `with saved_tensors_hooks(pack, unpack)` enters: PyTorch's engine calls the interpreter, with what it saves
+    now and when the backward is recorded."""
+    _at_aten_level(tracer, "autograd-call", "torch.autograd.graph.saved_tensors_hooks")
+    if not tracer.assumptions.custom_gradients:
+        reason = tracer.assumptions.gradient_refused
+        raise GraphBreak("autograd-call", f"saved_tensors_hooks, whose unpacking stays outside: {reason}")
+    world, push = tracer.world, torch._C._autograd._push_saved_tensors_default_hooks
+    native(push, *(Trampoline(tracer, hook) for hook in args))
+    world.disablers.append(_SeesSaved())
+    world.repeats.enabled = False
+    _note_user_code(tracer, None)
+
+
+def _close(tracer: Tracer, kind: type) -> None:
+    contexts = tracer.world.disablers
+    if not contexts or type(contexts[-1]) is not kind:
+        raise GraphBreak("open-context", "a context of saved tensors that was entered outside is left")
+    native(contexts.pop().__exit__)
+
+
+def _forbid_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """torch._C._autograd._saved_tensors_hooks_disable, which also leaves such a context within another."""
+    (message,) = (*args, *kwargs.values())
+    contexts = tracer.world.disablers
+    if contexts and type(contexts[-1]) is _Forbids and contexts[-1].before == message:
+        return _close(tracer, _Forbids)
+    before = native(torch._C._autograd._saved_tensors_hooks_get_disabled_error_message)
+    native(torch._C._autograd._saved_tensors_hooks_disable, message)
+    return contexts.append(_Forbids(before))
+
+
+def _message_of_forbidding(tracer: Tracer, args: Args, kwargs: Kwargs) -> str | None:
+    """Why there may be no hooks on saved tensors now."""
+    ask = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
+    message = native(ask)
+    if not any(type(one) is _Forbids for one in tracer.world.disablers):
+        tracer.world.guard_answer(ask, (), message)
+    return message  # type: ignore[no-any-return]
+
+
+ROWS: list[tuple[Any, Row]] = [
+    (torch._C._autograd._push_saved_tensors_default_hooks, _see_saved),
+    (torch._C._autograd._pop_saved_tensors_default_hooks, lambda tracer, args, kwargs: _close(tracer, _SeesSaved)),
+    (torch._C._autograd._saved_tensors_hooks_disable, _forbid_saved),
+    (torch._C._autograd._saved_tensors_hooks_enable, lambda tracer, args, kwargs: _close(tracer, _Forbids)),
+    (torch._C._autograd._saved_tensors_hooks_get_disabled_error_message, _message_of_forbidding),
+]
+
+_OF_SAVED = ("saved_tensors_hooks.", "save_on_cpu.", "disable_saved_tensors_hooks")
+
+
+def call_graph_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Python functions of torch.autograd.graph."""
+    if fn.__code__.co_qualname.startswith(_OF_SAVED):
+        return tracer.inline(fn, args, kwargs)
+    raise GraphBreak("autograd-call", f"torch.autograd.graph.{fn.__qualname__}")
+
+
 POLICIES: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "torch.autograd.function": call_function_machinery,
+    "torch.autograd.graph": call_graph_module,
     "torch._compile": call_undisturbed,
     "torch.utils.checkpoint": call_checkpoint_module,
 }

@@ -15,6 +15,7 @@ import itertools
 import math
 import operator
 import os
+import sys
 import threading
 import types
 import warnings
@@ -30,6 +31,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import PLAIN, SCALARS, TRANSPARENT, for_native
 from fusewright.capture.border.protocols import BINARY, COMPARE
 from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback
 from fusewright.capture.border.values.symbolic import concrete
@@ -59,7 +61,7 @@ PURE_MODULES = frozenset({
 })  # fmt: skip
 PURE_FUNCTIONS: frozenset[Any] = frozenset({
     abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max,
-    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans,
+    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans, sys.intern,
 })  # fmt: skip
 
 
@@ -333,6 +335,8 @@ def _convert(cls: type, method: str, code: str) -> Row:
             if value is None:
                 raise GraphBreak(code, f"{cls.__name__}(tensor)")
             return native(cls, value)
+        if type(obj) is TracedArray and len(args) == 1 and obj.dtype.kind == ("f" if cls is float else "i"):
+            return tracer.call(world.getattr(obj, "item"))
         if isinstance(obj, torch.SymInt) and cls is int:
             return obj
         if isinstance(obj, (torch.SymFloat, torch.SymInt)) and cls is float:
@@ -507,10 +511,10 @@ def plain_data(tracer: Tracer, value: Any) -> Any:
 
 
 def _weak_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Of an object that existed before: it outlives the call."""
+    """Of what existed before, which outlives the call, or of an instance made inside."""
     world = tracer.world
-    if len(args) != 1 or kwargs or not world.is_raw(args[0]):
-        raise GraphBreak("untraceable-call", "a weak reference with a callback, or to what was made inside")
+    if len(args) != 1 or kwargs or (world.outside(args[0]) is not None and not world.is_raw(args[0])):
+        raise GraphBreak("untraceable-call", "a weak reference with a callback, or to a container from outside")
     return native(weakref.ref, args[0])
 
 

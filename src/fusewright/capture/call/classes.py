@@ -41,6 +41,10 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, torch.Tensor):
         if wrapper.has_parts(cls):
             return wrapper.construct(world, cls, args, kwargs)
+        if cls is torch.nn.Parameter:
+            return subclasses.parameter(tracer, args, kwargs)
+        if cls is torch.nn.Buffer:  # which is a function that looks like a class
+            return tracer.call(torch.nn.Buffer.__new__, (cls, *args), kwargs)
         if not subclass.is_subclass(cls):
             raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
         return construct(tracer, cls, args, kwargs)

@@ -8,7 +8,9 @@ builtin, object with `__call__`; what no rule allows is the graph break "untrace
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 import inspect
 import types
 import weakref
@@ -20,25 +22,24 @@ import torch
 
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border import torch_function
-from fusewright.capture.border.effects import Effects, stamp
-from fusewright.capture.border.native import Trampoline, is_library, native, unwatched
+from fusewright.capture.border import native_ready, torch_function
+from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.values import (
     array_calls as arrays,
     cls as classes,
     function as functions,
     module as modules,
 )
-from fusewright.capture.border.values.constant import is_constant
-from fusewright.capture.border.values.symbolic import concrete, concrete_inside, is_concrete
 from fusewright.capture.call import (
     attention as call_attention,
     builtins as call_builtins,
     classes as call_classes,
+    generators,
     higher_order as call_higher_order,
     host_random,
     marked as call_marked,
     methods as call_methods,
+    number_tensors,
     of_constants,
     optimizers,
     polyfills,
@@ -46,6 +47,7 @@ from fusewright.capture.call import (
     support as call_support,
     torch as call_torch,
 )
+from fusewright.capture.call.cached import call_cached
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Referent
 
@@ -103,10 +105,15 @@ def checked(function: Any, row: Row) -> Row:
 
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
-_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS, subclasses.ROWS)
+_TABLES = (
+    call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS, subclasses.ROWS,
+    number_tensors.ROWS, generators.ROWS, host_random.ROWS,
+)  # fmt: skip
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
-NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **call_higher_order.ROWS}
+NAMED_ROWS: dict[tuple[str, str], Row] = {
+    **call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **call_higher_order.ROWS, **generators.NAMED_ROWS,
+}  # fmt: skip
 
 
 def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
@@ -208,55 +215,43 @@ def _call_trampoline(tracer: Tracer, fn: Trampoline, args: Args, kwargs: Kwargs)
     return call(tracer, fn.function, args, kwargs)
 
 
-def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A functools.lru_cache function: asked itself, and asked again by a guard, since its cache may be cleared.
-
-    A library's is asked of constants alone, and its answer kept: by contract it is the same at every call. Otherwise
-    its body is interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so
-    that it still comes once.
-    """
-    world = tracer.world
-    args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
-    if world.outside(fn) is None:
-        return native(fn, *args, **kwargs)  # made inside: its cache is a part of this capture
-    library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
-    if not library:
-        args, kwargs = concrete_inside(args), concrete_inside(kwargs)
-    values = (*args, *kwargs.values())
-    known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
-    # A body that is interpreted may keep a size in a tuple symbolic; a cache asks for its hash.
-    asked = is_concrete(values) and all(
-        fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)
-    )
-    if asked:
-        # Its body may read what is not written yet.
-        if not library and (world.written_dicts() or stamp(world.effects) != stamp(Effects())):
-            raise GraphBreak("cached-function", f"{describe(fn)} after stores that it may read")
-        for value in values:
-            world.guard_identity(value)
-        with torch.utils._python_dispatch._disable_current_modes():
-            value = unwatched(fn, *args, **kwargs)
-        if not library:
-            world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
-        return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
-    if not library:
-        raise GraphBreak("cached-function", f"{describe(fn)} of a tensor or a container")
-    before = len(world.effects.calls)
-    result = call(tracer, world.load(fn.__wrapped__, world.constant(fn.__wrapped__, "wrapped")), args, kwargs)
-    if result is None and len(world.effects.calls) > before:
-        del world.effects.calls[before:]
-        world.effects.defer(fn, args, kwargs)
-    return result
-
-
 def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kwargs) -> Any:
     """A weak reference from outside: what it refers to now (its class is guarded when it is loaded)."""
     source = tracer.world.source_of(fn)
     if source is None and type(fn) is weakref.ref and not (args or kwargs):
-        return fn()  # made inside, to an object that existed before
+        return _referent(tracer, fn)
     if source is None or args or kwargs or type(fn).__call__ is not weakref.ref.__call__:
         return refuse(tracer, fn, args, kwargs)
     return tracer.world.load(fn(), Referent(source))
+
+
+def _referent(tracer: Tracer, reference: weakref.ref[Any]) -> Any:
+    """`reference()` of one made inside. What is reached from the frames is alive; of what is not, eager may have let
+    go."""
+    found = reference()
+    if found is None or tracer.world.is_raw(found):
+        return found
+    seen: set[int] = set()
+    pending: list[Any] = []
+    frame: Any = tracer.frame
+    while frame is not None:
+        pending += [*frame.locals, *frame.stack]
+        frame = frame.back
+    while pending:
+        value = pending.pop()
+        if value is found:
+            return found
+        if id(value) in seen or isinstance(value, (torch.Tensor, type, types.ModuleType, torch.nn.Module)):
+            continue
+        seen.add(id(value))
+        inner = getattr(value, "__dict__", None) if type(value) not in native_ready.PLAIN else None
+        if isinstance(value, (list, tuple, set, frozenset, dict, types.CellType, collections.deque)):
+            pending += gc.get_referents(value)
+        elif isinstance(value, types.FunctionType):
+            pending += value.__closure__ or ()
+        elif type(inner) is dict and tracer.world.outside(value) is None:
+            pending.append(inner)
+    raise GraphBreak("untraceable-call", "a weak reference to what may be gone: the frame does not lead there")
 
 
 def _call_static(tracer: Tracer, fn: staticmethod, args: Args, kwargs: Kwargs) -> Any:
@@ -367,7 +362,7 @@ KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
     types.MethodWrapperType: _call_wrapper,
     types.ClassMethodDescriptorType: _call_descriptor,
     functools.partial: _call_partial,
-    functools._lru_cache_wrapper: _call_cached,
+    functools._lru_cache_wrapper: call_cached,
     staticmethod: _call_static,
     weakref.ref: _call_reference,
     Trampoline: _call_trampoline,

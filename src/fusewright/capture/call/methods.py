@@ -34,6 +34,7 @@ from fusewright.capture.call import (
     autograd as call_autograd,
     builtins as call_builtins,
     classes as call_classes,
+    generators,
     host_random,
     ordering,
     reads,
@@ -51,11 +52,9 @@ Kwargs = dict[str, Any]
 
 # Tensor methods whose answer is not a tensor, and that are no part of a graph.
 _TENSOR_QUERIES = frozenset({
-    "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
-    "element_size",
+    "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "is_signed", "element_size",
     "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim",
-    "sparse_dim",
-    "is_coalesced", "__len__", "__hash__",
+    "sparse_dim", "is_coalesced", "__len__", "__hash__",
 })  # fmt: skip
 
 _LAYOUT_QUERIES = frozenset({"stride", "is_contiguous"})
@@ -114,7 +113,9 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         return _native_method(tracer, fn, owner, args, kwargs)
     if host_random.is_generator(owner):
         return host_random.call_method(tracer, name, owner, args, kwargs)
-    if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
+    if isinstance(owner, torch._C.Generator):
+        return generators.call_method(tracer, name, owner, args, kwargs)
+    if isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
     holds_constant = defined_by in CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
     if (

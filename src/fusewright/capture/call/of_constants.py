@@ -9,7 +9,9 @@ from __future__ import annotations
 import _pickle
 import importlib.metadata
 import importlib.util
+import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from fusewright.capture.border.values.array_calls import call_function
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call.builtins import Row, plain_data
 from fusewright.capture.guards import MISSING
+from fusewright.operators import numpy_calls
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -84,6 +87,20 @@ def _pickled(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return _constants_only(_pickle.dumps)(tracer, args, kwargs)
 
 
+class _PlainData(_pickle.Unpickler):
+    """Reads what needs no class and no function of the program's."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise GraphBreak("untraceable-call", f"pickle.loads of a {module}.{name}")
+
+
+def _unpickled(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """pickle.loads of bytes that are known."""
+    if len(args) != 1 or kwargs or type(args[0]) is not bytes:
+        raise GraphBreak("untraceable-call", "pickle.loads of something that is no constant")
+    return native(_PlainData(io.BytesIO(args[0])).load)
+
+
 def _of_environment(fn: Callable[..., Any]) -> Row:
     """What is installed: asked once. It is asked again where the modules that are loaded, or the path, change."""
 
@@ -100,19 +117,49 @@ def _of_environment(fn: Callable[..., Any]) -> Row:
     return ask
 
 
+def _logger(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """logging.getLogger(name): there is one of a name. Making it is no effect that a program can tell: eager does it as
+    well, once."""
+    name = (*args, *kwargs.values(), None)[0]
+    if name is not None and type(name) is not str:
+        raise GraphBreak("untraceable-call", "logging.getLogger of something that is no constant")
+    found = unwatched(logging.getLogger, name)
+    tracer.world.guard_answer(logging.getLogger, (name,), found, identical=True)
+    return tracer.world.load(found, tracer.world.constant(found, "logger"))
+
+
 def _search_path() -> tuple[Any, ...]:
     return *sys.path, *map(id, sys.meta_path)
 
 
-_NUMPY = (
+def _error_state(name: str) -> Row:
+    """`with np.errstate(...)`: entered while the call is captured, for the functions of NumPy's it records."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        states, state = tracer.world.error_states, args[0]
+        unknown = name == "__exit__" and (not states or states[-1] is not state)
+        if unknown or tracer.world.outside(state) is not None:
+            raise GraphBreak("open-context", "a np.errstate that was made before the call")
+        if name == "__enter__":
+            tracer.world.guard_answer(np.geterr, (), np.geterr())
+            states.append(state)
+        else:
+            states.pop()
+        return native(getattr(np.errstate, name), state, *((None, None, None) if name == "__exit__" else ()))
+
+    return call
+
+
+_NUMPY: tuple[Any, ...] = (
     np.array, np.asarray, np.arange, np.zeros, np.ones, np.full, np.eye, np.identity, np.linspace, np.logspace, np.tri,
-    np.prod, np.sum, np.mean, np.max, np.min, np.cumsum, np.meshgrid, np.linalg.norm, np.argmax, np.argmin, np.median,
+    np.meshgrid, np.unique, np.nonzero, np.bincount, np.broadcast_to, np.expand_dims, np.squeeze,
 )  # fmt: skip
 ROWS: list[tuple[Any, Row]] = [
-    *((fn, _of_numpy(fn)) for fn in _NUMPY),
+    *((fn, _of_numpy(fn)) for fn in (*_NUMPY, *numpy_calls.of_numpy())),
     *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
     *((fn, _of_environment(fn)) for fn in (importlib.util.find_spec, importlib.metadata.version,
                                            importlib.metadata.distribution)),
-    (_pickle.dumps, _pickled),
+    (logging.getLogger, _logger), (_pickle.dumps, _pickled), (_pickle.loads, _unpickled),
+    *((getattr(np.errstate, name), _error_state(name)) for name in ("__enter__", "__exit__")),
 ]  # fmt: skip

@@ -65,9 +65,25 @@ WRAPPERS: dict[types.CodeType, Wrapper] = {
 def _value(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """A step count as the number that eager reads from its tensor, without reading it now."""
     (value,) = (*args, *kwargs.values())
-    if not isinstance(value, torch.Tensor) or tracer.recorder.level != "aten":
+    if not isinstance(value, torch.Tensor):
         return value
-    return float_of_tensor(tracer.recorder, value)
+    return number_of(tracer, value)
+
+
+def number_of(tracer: Tracer, tensor: torch.Tensor) -> Any:
+    """A number that an optimizer reads from a tensor. Graphs at torch level have none: there PyTorch's own functions
+    would compute with the tensor itself, in another precision than eager."""
+    if tracer.recorder.level != "aten":
+        if tracer.recorder.changes_level:
+            tracer.recorder.lacks_form("data-dependent-scalar", "a number that an optimizer reads from a tensor")
+        return tensor
+    return float_of_tensor(tracer.recorder, tensor)
+
+
+def asks(tracer: Tracer) -> bool:
+    """Whether PyTorch's own optimizers read a tensor: they compute with the number, and choose by it."""
+    frame = tracer.frame
+    return frame is not None and frame.function.__globals__.get("__name__", "").startswith("torch.optim.")
 
 
 def _no_annotation(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fusewright.base.signals import UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import SCALARS
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.call.support import drain
+from fusewright.sizes.symfloat import FloatNode, node_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -27,6 +30,8 @@ def extreme(fn: Callable[..., Any], op: str) -> Callable[[Tracer, Args, Kwargs],
         world = tracer.world
         elements = drain(world, args[0]) if len(args) == 1 else list(args)
         key = kwargs.get("key")
+        if key is None and len(elements) == 2 and (number := _larger(elements[1], elements[0], op)) is not None:
+            return number
         if key is None and all(type(element) in SCALARS for element in elements):
             return native(fn, elements, **{name: value for name, value in kwargs.items() if name == "default"})
         if not elements:
@@ -42,6 +47,30 @@ def extreme(fn: Callable[..., Any], op: str) -> Callable[[Tracer, Args, Kwargs],
         return best
 
     return pick
+
+
+_COMPARISONS = {">": torch.ops.aten.gt.Tensor, "<": torch.ops.aten.lt.Tensor}
+
+
+def _larger(candidate: object, best: object, op: str) -> torch.SymFloat | None:
+    """The larger (">") or smaller of two floats, of which the graph has one in a tensor, as Python chooses it: without
+    asking which it is. None for other numbers."""
+    nodes = [node_of(candidate), node_of(best)]
+    known = next((one for one in nodes if one is not None and one.history is None), None)
+    if known is None:
+        return None
+    pair = [
+        known.wrap_float(number) if one is None and type(number) is float else one
+        for one, number in zip(nodes, (candidate, best), strict=True)
+    ]
+    if None in pair:
+        return None
+    recorder = known.recorder
+    left, right = (one.operand() for one in pair if one is not None)
+    with recorder.recording():
+        chosen = recorder.dispatch(_COMPARISONS[op], (left, right), {})
+        tensor = recorder.dispatch(torch.ops.aten.where.self, (chosen, left, right), {})
+    return torch.SymFloat(FloatNode(recorder, tensor, None))  # type: ignore[arg-type]
 
 
 class _Ordered:

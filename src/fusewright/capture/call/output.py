@@ -5,11 +5,15 @@ Takes real values; what they show is shown after the graph, in its place among t
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from fusewright.base.signals import GraphBreak
+from fusewright.base.records import dataclass
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.native import native
 from fusewright.capture.call.torch import defer_output
 
 if TYPE_CHECKING:
@@ -34,7 +38,9 @@ def warn_at(message: str, category: type[Warning], file: str, line: int, module:
 def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """Held back as output is, with the place that `stacklevel` means; beyond the captured frames the caller's frames
     tell it."""
-    _refuse_if_read(tracer)
+    recorded = bool(tracer.world.recordings)
+    if not recorded:
+        _refuse_if_read(tracer)
     given = dict(zip(("message", "category", "stacklevel"), args)) | kwargs
     message, category, level = given.get("message"), given.get("category") or UserWarning, given.get("stacklevel", 1)
     frame = tracer.frame
@@ -43,11 +49,16 @@ def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     simple = (
         type(message) is str and isinstance(category, type) and given.keys() <= {"message", "category", "stacklevel"}
     )
+    if recorded and (frame is None or not simple):
+        raise GraphBreak("untraceable-call", "a warning that the function records, of a line that it is called from")
     if frame is None or not simple or type(level) is not int:
         defer_output(tracer, warnings.warn, args, kwargs)
         return
     place = frame.stack_here()[-1]
     module = frame.function.__globals__.get("__name__") or "<string>"
+    if recorded:
+        _recorded(tracer, message, category, place, module)
+        return
     defer_output(tracer, warn_at, (message, category, place.file, place.line, module), {})
 
 
@@ -60,26 +71,102 @@ def _refuse_if_read(tracer: Tracer) -> None:
         raise GraphBreak("untraceable-call", "a warning that the function records")
 
 
-def _later(function: Any) -> Any:
-    """A row: the call takes its place among warnings, after the graph."""
+@dataclass(slots=True)
+class _Recording:
+    """An open `warnings.catch_warnings` of a function that records warnings: the filters there, and the list that is
+    given to the program (None for a context inside of another that records none)."""
 
-    def row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-        if args and issubclass(type(args[0]), warnings.catch_warnings):
-            if tracer.world.outside(args[0]) is not None or tracer.world.getattr(args[0], "_record"):
-                raise GraphBreak("untraceable-call", "warnings.catch_warnings that records, or was made outside")
-        tracer.world.effects.defer(function, args, kwargs)
+    context: Any
+    filters: list[Any]
+    log: list[Any] | None
+
+
+def _filters() -> tuple[Any, ...]:
+    return tuple(warnings.filters)
+
+
+def _enter(tracer: Tracer, context: Any) -> list[Any] | None:
+    """With a list for warnings, what they meet is decided while the call is captured."""
+    world = tracer.world
+    if any(call.function in _WARNING_CALLS for call in world.effects.calls):
+        raise GraphBreak("untraceable-call", "warnings are recorded after filters were set")
+    if not world.recordings:
+        world.guard_answer(_filters, (), _filters())
+    filters = list(world.recordings[-1].filters if world.recordings else warnings.filters)
+    log: list[Any] | None = [] if world.getattr(context, "_record") else None
+    world.recordings.append(_Recording(context, filters, log))
+    first = world.getattr(context, "_filter")
+    if first is not None:
+        _set_filter(filters, "simplefilter", first, {})
+    return log
+
+
+def _set_filter(filters: list[Any], name: str, args: Args, kwargs: Kwargs) -> None:
+    given = native(inspect.signature(getattr(warnings, name)).bind, *args, **kwargs)
+    given.apply_defaults()
+    text, module = (given.arguments.get(part, "") for part in ("message", "module"))
+    item = (
+        given.arguments["action"],
+        re.compile(text, re.IGNORECASE) if text else None,
+        given.arguments["category"],
+        re.compile(module) if module else None,
+        given.arguments["lineno"],
+    )
+    if item in filters:
+        if given.arguments["append"]:
+            return
+        filters.remove(item)
+    filters.insert(len(filters) if given.arguments["append"] else 0, item)
+
+
+def _recorded(tracer: Tracer, message: Any, category: Any, place: Any, module: str) -> None:
+    """A warning that a list of the function's may take."""
+    recordings: list[_Recording] = tracer.world.recordings
+    if type(message) is not str or not issubclass(category, Warning):
+        raise GraphBreak("untraceable-call", "a warning that the function records, and that is no text")
+    action = next((
+        action for action, text, kind, origin, line in recordings[-1].filters
+        if (text is None or text.match(message)) and issubclass(category, kind)
+        and (origin is None or origin.match(module)) and line in (0, place.line)
+    ), "default")  # fmt: skip
+    if action == "error":
+        raise UserException(category(message))
+    if action not in ("always", "all", "ignore"):
+        raise GraphBreak("untraceable-call", f"a warning that the function records, where the filter is {action!r}")
+    if action != "ignore":
+        log: Any = next(one.log for one in reversed(recordings) if one.log is not None)
+        log.append(warnings.WarningMessage(category(message), category, place.file, place.line))
+
+
+def _later(function: Any) -> Any:
+    """A row: the call takes its place among warnings, after the graph; at once where the function records them."""
+
+    def row(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        world, name = tracer.world, function.__name__
+        if name in ("__enter__", "__exit__"):
+            if world.outside(args[0]) is not None:
+                raise GraphBreak("untraceable-call", "a warnings.catch_warnings that was made outside")
+            if name == "__enter__" and (world.recordings or world.getattr(args[0], "_record")):
+                return _enter(tracer, args[0])
+            if world.recordings:
+                if world.recordings.pop().context is not args[0]:
+                    raise GraphBreak("untraceable-call", "a warnings.catch_warnings that is left out of turn")
+                return None
+        elif world.recordings:
+            filters = world.recordings[-1].filters
+            return filters.clear() if name == "resetwarnings" else _set_filter(filters, name, args, kwargs)
+        world.effects.defer(function, args, kwargs)
+        return None
 
     return row
 
 
+_WARNING_CALLS = (
+    warnings.catch_warnings.__enter__,
+    warnings.catch_warnings.__exit__,
+    warnings.simplefilter,
+    warnings.filterwarnings,
+    warnings.resetwarnings,
+)
 # What warnings are shown is decided when they are, so filters wait for their turn as warnings do.
-WARNING_ROWS = [
-    (function, _later(function))
-    for function in (
-        warnings.catch_warnings.__enter__,
-        warnings.catch_warnings.__exit__,
-        warnings.simplefilter,
-        warnings.filterwarnings,
-        warnings.resetwarnings,
-    )
-]
+WARNING_ROWS = [(function, _later(function)) for function in _WARNING_CALLS]

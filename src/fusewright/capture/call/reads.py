@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.border.native import native
+from fusewright.capture.call import optimizers
 from fusewright.capture.guards import MISSING
 from fusewright.sizes.symfloat import float_of_tensor
 
@@ -35,7 +36,8 @@ def read(tracer: Tracer, name: str, tensor: torch.Tensor, args: tuple[Any, ...],
     value = recorder.known_value(tensor)
     if value is not None:
         return native(getattr(torch.Tensor, name), value, *args, **kwargs)
-    if recorder.data_numbers and name in _NUMBERS_OF and not args and not kwargs:
+    symbolic = recorder.data_numbers or optimizers.asks(tracer)
+    if symbolic and name in _NUMBERS_OF and not args and not kwargs:
         if name == "tolist" and all(type(size) is int for size in tensor.shape):
             return _listed(tracer, tensor)
         if tensor.numel() == 1 and name != "tolist" and tensor.dtype in _NUMBERS_OF[name]:
@@ -57,7 +59,7 @@ def _number(tracer: Tracer, tensor: torch.Tensor) -> Any:
         return tracer.world.torch_call(torch.Tensor.item, (tensor,), {})
     if tracer.recorder.level != "aten" and tracer.recorder.env is not None:
         tracer.recorder.lacks_form("data-dependent-scalar", "a float that is read from a tensor")
-    return float_of_tensor(tracer.recorder, tensor, checked=True)
+    return float_of_tensor(tracer.recorder, tensor, checked=not optimizers.asks(tracer))
 
 
 def _listed(tracer: Tracer, tensor: torch.Tensor) -> Any:

@@ -17,6 +17,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import torch_function
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import subclass, tensor as tensors
+from fusewright.capture.call import autograd as call_autograd
 from fusewright.record.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -79,9 +80,35 @@ def _as_subclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _make_subclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """`torch.Tensor._make_subclass(cls, data)`: cut off from its history."""
-    if len(args) not in (2, 3) or kwargs.keys() - {"require_grad"} or any((*args[2:], *kwargs.values())):
-        raise GraphBreak("tensor-construction", "_make_subclass of a tensor that is to require a gradient")
-    return subclass.as_subclass(tracer.world, args[1], args[0], detach=True)
+    if len(args) not in (2, 3) or kwargs.keys() - {"require_grad"}:
+        raise GraphBreak("tensor-construction", "_make_subclass with further arguments")
+    kind, data, required = args[0], args[1], tracer.world.truth((*args[2:], *kwargs.values(), False)[0])
+    if kind is torch.nn.Parameter:
+        return parameter(tracer, (data, required), {})
+    made = subclass.as_subclass(tracer.world, data, kind, detach=True)
+    return _leaf(tracer, made) if required else made
+
+
+def _leaf(tracer: Tracer, made: Any) -> Any:
+    """A tensor that was cut off, made to require a gradient."""
+    if not (made.is_floating_point() or made.is_complex()) or made.is_inference():
+        raise GraphBreak("tensor-construction", "a tensor that cannot require a gradient is made to")
+    return call_autograd.METHODS["requires_grad_"](tracer, made, (), {})
+
+
+def parameter(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.nn.Parameter(data, requires_grad)`: a tensor on the same memory, cut off from its history."""
+    world, given = tracer.world, dict(zip(("data", "requires_grad"), args)) | kwargs
+    data = given.get("data")
+    data = tracer.call(torch.empty, (0,)) if data is None else data
+    if not world.recorder_owns(data) or world.type_of(data) not in (torch.Tensor, torch.nn.Parameter):
+        raise GraphBreak("tensor-construction", f"a Parameter of a {world.type_of(data).__qualname__}")
+    with torch._C.DisableTorchFunctionSubclass():
+        made = world.torch_call(torch.Tensor.detach, (data,), {})
+    if world.truth(given.get("requires_grad", True)):
+        made = _leaf(tracer, made)
+    made.python_class = torch.nn.Parameter
+    return made
 
 
 def new(tracer: Tracer, kind: type, args: Args, kwargs: Kwargs) -> Any:

@@ -15,6 +15,7 @@ import operator
 import pathlib
 import random
 import struct
+import threading
 import types
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from fusewright.capture.border.native import Trampoline, TrampolineIterator, nat
 from fusewright.capture.border.native_ready import PLAIN, for_native
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.iterator import is_known
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -35,7 +37,7 @@ PURE_CLASSES: frozenset[type] = frozenset({
     types.MappingProxyType,
     functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller, property, staticmethod,
     classmethod, super,
-    types.FunctionType, types.GenericAlias,
+    types.FunctionType, types.GenericAlias, threading.local,
 })  # fmt: skip
 
 # Classes of immutable values, which constants determine.
@@ -60,6 +62,8 @@ def native_iterable(world: World, obj: Any) -> Any:
     iterator = world.iterate(obj)
     method = classes.python_method(world, type(iterator), "__next__")
     if method is not None and not method.__module__.startswith("fusewright.capture"):
+        return TrampolineIterator(world, iterator)
+    if world.is_raw(iterator) and is_known(iterator):
         return TrampolineIterator(world, iterator)
     if world.is_raw(iterator):
         raise GraphBreak(

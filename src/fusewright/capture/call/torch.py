@@ -64,11 +64,9 @@ _REFUSED_MODULES = {
     "torch.serialization": "untraceable-call",
     "torch._tensor_str": "print-tensor",
     "torch.autograd": "autograd-call",
-    "torch.autograd.graph": "autograd-call",
     "torch._functorch.vmap": "functorch-transform",
     "torch.func": "functorch-transform",
     "torch.distributed.distributed_c10d": "distributed-call",
-    "torch.random": "random-state",
     "torch.cuda.random": "random-state",
     "torch.multiprocessing": "untraceable-call",
     "torch._dynamo.decorators": "untraceable-call",
@@ -202,7 +200,8 @@ _ANSWERS = frozenset({
     "is_scripting",
     "is_autocast_available", "_is_autocast_available", "_cuda_isInBadFork", "_cuda_getDeviceCount", "_cuda_isBuilt",
     "_has_mkldnn",
-    "_get_privateuse1_backend_name", "_mps_is_available", "_is_key_in_tls", "_are_functorch_transforms_active",
+    "_get_privateuse1_backend_name", "_accelerator_getAccelerator",
+    "_mps_is_available", "_is_key_in_tls", "_are_functorch_transforms_active",
 })  # fmt: skip
 
 # C functions that answer from other settings: a guard asks them again.
@@ -569,6 +568,7 @@ def _written_out(function: Any) -> Row:
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     *call_collectives.ROWS,
+    *call_autograd.ROWS,
     (torch.nn.functional.one_hot, _one_hot),
     (torch.nn.functional.dropout, _dropout),
     *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),

@@ -23,6 +23,7 @@ from fusewright import _native
 from fusewright.capture.guards.sources import (
     Attribute,
     Closure,
+    Computed,
     Constant,
     DictKey,
     FunctionSource,
@@ -158,6 +159,7 @@ _EVALUATE: dict[type, Callable[..., object]] = {
     Item: _item,
     TypeOf: lambda s, locals, f: type(evaluate(s.base, locals, f)),
     Referent: _referent,
+    Computed: lambda s, locals, f: s.function(evaluate(s.base, locals, f)),
     DictKey: _dict_key,
     TensorSize: lambda s, locals, f: evaluate(s.base, locals, f).size(s.dim),
     TensorStride: lambda s, locals, f: evaluate(s.base, locals, f).stride(s.dim),
@@ -187,6 +189,8 @@ def readable(source: Source) -> str:
             return f"type({readable(base)})"
         case Referent(base):
             return f"{readable(base)}()"
+        case Computed(base, function):
+            return f"{function.__name__}({readable(base)})"
         case DictKey(base, index):
             return f"list({readable(base)})[{index}]"
         case TensorSize(base, dim):
@@ -257,10 +261,17 @@ def tensor_matches(guard: TensorGuard) -> Callable[[object], bool]:
     return lambda tensor: tensor_difference(guard, tensor) is None
 
 
-def storages_are_apart(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether no two of the tensors' whole storages share a byte."""
+def storages_are_apart(tensors: tuple[Any, ...]) -> bool:
+    """Whether no two of the tensors' whole storages share a byte. Of a NumPy array (with no negative strides) it is
+    the range that its elements lie in."""
     ranges = []
     for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            start = tensor.__array_interface__["data"][0]
+            if tensor.size:
+                last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.strides))
+                ranges.append((start, start + last + tensor.itemsize))
+            continue
         storage = tensor.untyped_storage()
         if storage.data_ptr() and storage.nbytes():
             ranges.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))

@@ -31,6 +31,7 @@ from fusewright.capture.guards.check import (
 from fusewright.capture.guards.sources import (
     Attribute,
     Closure,
+    Computed,
     Constant,
     DictKey,
     FunctionSource,
@@ -445,6 +446,7 @@ def _item_key(source: Item, parent: _Node | None) -> tuple[object, ...]:
 
 
 _NODE_KEYS: dict[type, Callable[[Any, _Node | None], tuple[object, ...]]] = {
+    Computed: lambda source, parent: (Computed, id(parent), source.function),
     Constant: lambda source, parent: (Constant, id(source.obj)),
     Item: _item_key,
     DictKey: lambda source, parent: (DictKey, id(parent), source.index),
@@ -489,6 +491,7 @@ _SOURCE_INSTRUCTIONS: dict[type, Callable[[Any, _Node | None, int], tuple[str, i
     Closure: lambda source, parent, builtins_slot: ("CLOSURE", source.index, None),
     TypeOf: lambda source, parent, builtins_slot: ("TYPE_OF", 0, None),
     Referent: lambda source, parent, builtins_slot: ("REFERENT", 0, None),
+    Computed: lambda source, parent, builtins_slot: ("COMPUTED", 0, source.function),
     InstanceDict: lambda source, parent, builtins_slot: ("INSTANCE_DICT", 0, None),
     ProxiedDict: lambda source, parent, builtins_slot: ("INSTANCE_DICT", 0, None),
     Item: _item_instruction,

@@ -8,6 +8,8 @@ and by a person reading a recompile log.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
+from typing import Any
 
 from fusewright.base.records import KeepsHash, dataclass
 
@@ -146,6 +148,21 @@ class Referent(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class Computed(Source):
+    """`function(base)`: what a function of ours reads from an object, without changing it."""
+
+    base: Source
+    function: Callable[[Any], object]
+
+    @property
+    def name(self) -> str:
+        return f"__{self.function.__name__}"
+
+    def text(self) -> str:
+        return f"{self.name}({self.base.text()})"
+
+
+@dataclass(frozen=True, slots=True)
 class DictKey(Source):
     """The `index`-th key, in order, of a dict (for keys that are not constants)."""
 
@@ -196,6 +213,16 @@ class ArrayTensor(Source):
 
     def text(self) -> str:
         return f"torch.from_numpy({self.base.text()})"
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorState(Source):
+    """The state of a `torch.Generator`, as the tensor that the graph takes in its place."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"{self.base.text()}.get_state()"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import types
 from collections.abc import Iterable
 
 import torch
@@ -58,9 +59,16 @@ def _keys() -> tuple[int, int]:
     return torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr()
 
 
+def _names_key() -> int:
+    """The dispatch key of named tensors, which guards refuse anyway: PyTorch's engine switches it off around a node's
+    backward (up to 2.12), where a checkpoint computes again what its forward computed by compiled code."""
+    key = torch._C._parse_dispatch_key("Named")
+    return 0 if key is None else int(torch._C.DispatchKeySet.from_raw_repr(0).add(key).raw_repr())
+
+
 class _Modes:
     """The states in which compiled code may run, as PyTorch's dispatch keys show them in a thread where nothing else is
-    switched on."""
+    switched on. ignored: the keys whose exclusion changes nothing that guards do not see, in any combination."""
 
     def __init__(self) -> None:
         self.native = True
@@ -73,11 +81,12 @@ class _Modes:
         self._compare()
         with torch.inference_mode():
             self.inference = self._compare()
-        self.autocast = 0
+        autocast = 0
         for device in AUTOCAST_DEVICES:
             torch.set_autocast_enabled(device, True)
-            self.autocast |= self._compare()[1]
+            autocast |= self._compare()[1]
             torch.set_autocast_enabled(device, False)
+        self.ignored = autocast | _names_key()
 
     def _compare(self) -> tuple[int, int]:
         """How the present keys differ from the usual ones. Whether native code reads the same is noted."""
@@ -90,7 +99,7 @@ class _Modes:
     def known(self) -> bool:
         """What csrc/modes.cpp cannot tell by itself, and the rest where it does not read it."""
         included, excluded = _keys()
-        changed = included ^ self.usual[0], (excluded ^ self.usual[1]) & ~self.autocast
+        changed = included ^ self.usual[0], (excluded ^ self.usual[1]) & ~self.ignored
         if changed not in ((0, 0), self.inference) or torch.is_anomaly_enabled():
             return False
         return all(type(mode) is DeviceContext for mode in _function_modes())
@@ -101,7 +110,61 @@ _USUAL_GLOBALS = (
     (vars(forward_ad), "_current_level", -1),
 )
 MODES = _Modes()
-_native.set_modes(MODES.native, MODES.inference, MODES.autocast, MODES.known, _USUAL_GLOBALS)
+_native.set_modes(MODES.native, MODES.inference, MODES.ignored, MODES.known, _USUAL_GLOBALS)
+
+
+class _TensorMethods:
+    """What the methods of tensors are, as a number: a program may replace them.
+
+    Names that PyTorch's classes did not have when this module was imported do not count; who reads one guards it.
+    """
+
+    MOST = 16  # kinds of content that are remembered, with the functions in them
+    CLASSES = (torch.nn.Parameter, torch.Tensor)  # a change of the second changes the first one's version
+
+    def __init__(self) -> None:
+        self.names = frozenset(dir(torch.nn.Parameter))
+        self.known: dict[int, tuple[dict[str, object], ...]] = {}
+        self.given = 0
+        self.foreign: frozenset[str] = frozenset()  # names that are bound to what is not PyTorch's
+
+    def number(self) -> int:
+        """Equal numbers mean that each name is bound to the same object."""
+        noted = _native.tensor_class()
+        if noted >= 0:
+            return noted
+        now = tuple({name: held for name, held in vars(cls).items() if name in self.names} for cls in self.CLASSES)
+        number = next((number for number, then in self.known.items() if all(map(_same_items, then, now))), self.given)
+        if number == self.given:
+            self.known[number] = now
+            self.given += 1
+            if len(self.known) > self.MOST:
+                del self.known[next(iter(self.known))]
+        self.foreign = frozenset(name for holds in now for name, held in holds.items() if not _is_pytorchs(held))
+        _native.note_tensor_class(self.CLASSES[0], number)
+        return number
+
+    def untraceable(self) -> str | None:
+        """A special method or property of tensors that a program has replaced, so that operators are not PyTorch's."""
+        for name in sorted(self.foreign - _TEXT):
+            if name.startswith("__") or any(isinstance(vars(cls).get(name), property) for cls in self.CLASSES):
+                return f"Tensor.{name}"
+        return None
+
+
+_TEXT = frozenset(("__repr__", "__str__", "__format__"))
+
+
+def _same_items(then: dict[str, object], now: dict[str, object]) -> bool:
+    return then.keys() == now.keys() and all(then[name] is held for name, held in now.items())
+
+
+def _is_pytorchs(held: object) -> bool:
+    code = held.fget if isinstance(held, property) else held
+    return not isinstance(code, types.FunctionType) or (code.__module__ or "").partition(".")[0] == "torch"
+
+
+TENSOR_METHODS = _TensorMethods()
 
 
 def capture_global_state() -> GlobalState:
@@ -126,6 +189,7 @@ def capture_global_state() -> GlobalState:
         modes_known=_native.modes_known(),
         num_threads=torch.get_num_threads(),
         matmul_precision=torch.get_float32_matmul_precision(),
+        tensor_class=TENSOR_METHODS.number(),
     )
 
 
@@ -168,6 +232,7 @@ def native_state(state: GlobalState) -> tuple[object, ...] | None:
         _two(DTYPE_CODES[dtype] for _, _, dtype in state.autocast),
         state.torch_function_modes,
         state.num_threads,
+        state.tensor_class,
     )
 
 

@@ -67,7 +67,7 @@ class GlobalState:
 
     autocast is (device, enabled, dtype) for each device of torch_state.AUTOCAST_DEVICES; deterministic is (enabled,
     warn only); default_device is None unless a mode on the torch-function stack has set one; modes_known: no other
-    mode, tracer or transform is on.
+    mode, tracer or transform is on; tensor_class: the number of what torch.Tensor and Parameter hold (torch_state.py).
     """
 
     grad_enabled: bool
@@ -82,6 +82,7 @@ class GlobalState:
     modes_known: bool
     num_threads: int
     matmul_precision: str
+    tensor_class: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,8 +26,10 @@ from fusewright.graph.passes.layout.pad_products import may_pad, pad_products
 from fusewright.graph.passes.layout.patch_convolution import patch_convolution, patches_in_inference
 from fusewright.graph.passes.library.biased_linear import biased_linear
 from fusewright.graph.passes.library.convolution_bias import convolution_bias
+from fusewright.graph.passes.library.cut_products import cut_products
 from fusewright.graph.passes.library.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.library.embedding_gradients import embedding_gradients
+from fusewright.graph.passes.library.join_collectives import join_collectives
 from fusewright.graph.passes.library.long_scans import long_scans
 from fusewright.graph.passes.library.onednn_gemm import quick_products
 from fusewright.graph.passes.library.overlap_collectives import overlap_collectives
@@ -82,6 +84,13 @@ LIBRARY: list[tuple[Pass, str]] = [
     (dce, "Removes what that left unused."),
 ]
 
+CUTTING: list[tuple[Pass, str]] = [
+    (cut_products, "Cuts products beside collectives into pieces that overlap."),
+    (dce, "Removes what that left unused."),
+]
+
+JOINING: list[tuple[Pass, str]] = [(join_collectives, "Begins neighbouring collectives of one kind as one.")]
+
 OVERLAP: list[tuple[Pass, str]] = [
     (overlap_collectives, "Begins collectives as early, and waits for them as late, as the graph allows."),
 ]
@@ -107,7 +116,8 @@ def run(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.G
 
 
 __all__ = [
-    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "OVERLAP", "PACKING", "PADDING", "PIPELINE", "PRECISION",
+    "ATTENTION", "BACKWARD", "CUTTING", "JOINING", "LAYOUT", "LIBRARY", "OVERLAP", "PACKING", "PADDING", "PIPELINE",
+    "PRECISION",
     "CannotFunctionalise",
     "Pass",
     "PassContext", "PassReport", "may_pad", "may_widen", "may_write_out", "run", "run_passes", "split_prepacking",

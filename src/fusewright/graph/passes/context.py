@@ -34,7 +34,7 @@ class PassContext:
     parameters alone is computed once, beforehand. choose: which of the library's candidates computes a linear layer.
     skinny_rows: for how many rows a generated kernel stands beside it (0: none does). takes_generated: whether a
     generated kernel, which multiplies halves as they are, computes a product. has_quick_onednn: whether oneDNN's
-    products in float32 are much quicker than eager's."""
+    products in float32 are much quicker than eager's. pieces: that a product beside a collective is cut into."""
 
     rewrites: Rewrites = field(default_factory=Rewrites)
     observer: Observer | None = None
@@ -43,6 +43,7 @@ class PassContext:
     skinny_rows: SkinnyRows = no_rows
     takes_generated: Callable[[Linear], bool] = lambda linear: False
     has_quick_onednn: Callable[[], bool] = lambda: False
+    pieces: int = 2
 
     def allow(self, what: str) -> bool:
         """Whether one more rewrite may be done; `what` describes it. A pass asks before each change that it makes."""

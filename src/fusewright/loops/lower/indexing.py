@@ -17,7 +17,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, Store
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
-from fusewright.loops.lower.promotion import number
+from fusewright.loops.lower.promotion import number, refuse_checked
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import (
     Value,
@@ -275,6 +275,7 @@ def masked_put(call: Call, self: Value, mask: Value, values: Value, accumulate: 
     """`x[mask] = v` with one value for all places is a selection; anything else depends on data."""
     if mask.dtype is not torch.bool or not all(is_one(size) for size in values.shape) or accumulate:
         raise Fallback("an assignment by a mask")
+    refuse_checked(self, values)
     low = call.lowering
     dtype = ex.compute_dtype(self.dtype)
     shown = low.read(mask, call.axes[: mask.ndim], torch.bool)
@@ -370,6 +371,7 @@ def embedding_backward(
 
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
+    refuse_checked(self, value)
     dim = normalize_dim(dim, self.ndim)
     shape, _, where = along_dim(call, self, dim, index, wrap=True)
     dtype = ex.compute_dtype(self.dtype)

@@ -15,7 +15,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
-from fusewright.loops.lower.promotion import computing, number, promoted_dtype
+from fusewright.loops.lower.promotion import computing, number, promoted_dtype, refuse_checked
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value
 
@@ -433,6 +433,7 @@ def where(call: Call, condition: Value, self: Any, other: Any) -> Value:
 
 @lowers("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
+    refuse_checked(self, value)
     dtype = ex.compute_dtype(self.dtype)
     chosen, kept = fill_value(call, value), operand(call, self, dtype)
     return call.result(ex.apply("where", operand(call, mask, torch.bool), chosen, kept, dtype=dtype))

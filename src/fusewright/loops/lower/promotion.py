@@ -8,6 +8,7 @@ likewise below them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -43,6 +44,27 @@ def computable_dtypes(target: object, device: torch.device) -> frozenset[torch.d
 def _converts_float8(device: torch.device) -> bool:
     """Whether the processor has instructions for it (Triton has none for older ones)."""
     return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def refuse_checked(self: Value, value: Any) -> None:
+    """Raises Fallback where eager makes a number of `value`, a tensor without dimensions, and an error of one that the
+    dtype of `self` cannot hold."""
+    if not isinstance(value, Value) or torch.bool in (self.dtype, value.dtype):
+        return
+    given, held = _range(value.dtype), _range(self.dtype)
+    to_integer = value.dtype.is_floating_point and not self.dtype.is_floating_point
+    if isinstance(value.expression, ir.Constant):
+        given = float(value.expression.value), float(value.expression.value)
+        if self.dtype.is_floating_point and not math.isfinite(given[0]):
+            return
+        to_integer = False
+    if to_integer or not (held[0] <= given[0] and given[1] <= held[1]):
+        raise Fallback(f"a number of {value.dtype} that {self.dtype} may not hold")
+
+
+def _range(dtype: torch.dtype) -> tuple[float, float]:
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return float(limits.min), float(limits.max)
 
 
 def category(dtype: torch.dtype) -> int:

@@ -271,6 +271,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     **dict.fromkeys(
         (
             aten.copysign.Tensor,
+            aten.div.Tensor_mode,
+            aten.floor_divide.default,
             aten.heaviside.default,
             aten.logaddexp.default,
             aten.logaddexp2.default,

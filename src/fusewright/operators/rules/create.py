@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
-from fusewright.operators.host_draws import HOST_DRAW, row_of
+from fusewright.operators.host_draws import CLOCK, HOST_DRAW, row_of
 from fusewright.operators.philox import BERNOULLI
 from fusewright.operators.rules.common import (
     Rule,
@@ -216,6 +216,7 @@ RULES: dict[OpOverload, Rule] = {
     HOST_DRAW: lambda name, parameters, size: TensorType(
         tuple(size or ()), contiguous_strides(tuple(size or ())), row_of(name).dtype, torch.device("cpu")
     ),
+    CLOCK: lambda name, after: TensorType((), (), torch.float64, torch.device("cpu")),
     BERNOULLI: lambda seed, draw, p, size: TensorType(
         tuple(size), contiguous_strides(tuple(size)), torch.bool, seed.device
     ),

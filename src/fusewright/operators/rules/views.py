@@ -127,11 +127,10 @@ def _expand(self: TensorType, size: Sequence[Dim], *, implicit: bool = False) ->
         if axis < missing:
             if shape[axis] == -1:
                 raise Undecided
-            # A new leading dimension of size 1 gets the stride that a dense one would have (inferExpandGeometry).
-            inner = axis + 1 < len(size)
-            stride[axis] = shape[axis + 1] * stride[axis + 1] if inner else 1
-            if shape[axis] != 1:
-                stride[axis] = 0
+            # A new leading dimension of size 1 gets the stride that a dense one would have; one of a tensor without
+            # dimensions gets 0 (inferExpandGeometry).
+            if self.ndim and shape[axis] == 1:
+                stride[axis] = shape[axis + 1] * stride[axis + 1]
             continue
         own = self.shape[axis - missing]
         if shape[axis] == -1:

@@ -1,9 +1,9 @@
 """NumPy arrays: traced as tensors where NumPy's meaning is exactly an operator's.
 
 Takes arrays from outside (plain, writeable, of a dtype in DTYPES) and `tensor.numpy()`; gives `TracedArray`s whose
-operators and functions record torch operators. Always holds: dtypes follow NumPy's promotion (asked of NumPy itself); a
-result without dimensions is a NumPy scalar, as NumPy gives it; an array from outside is never written to; what has no
-row here is a graph break.
+operators and functions record torch operators, or a call of NumPy's own function (operators/numpy_calls.py). Always
+holds: dtypes follow NumPy's promotion (asked of NumPy itself); a result without dimensions is a NumPy scalar, as NumPy
+gives it; what neither has a row here nor is known to be a pure function of arrays is a graph break.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
 from fusewright.capture.guards.types import IsArrayLike
-from fusewright.sizes.tensor_type import held_number
+from fusewright.operators import numpy_calls
+from fusewright.sizes.tensor_type import TensorType, held_number
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 DTYPES: dict[torch.dtype, type[np.generic]] = {
     torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.int32: np.int32,
     torch.int16: np.int16,
-    torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_,
+    torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_, torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
 }  # fmt: skip
 TORCH_DTYPES = {np.dtype(kind): dtype for dtype, kind in DTYPES.items()}
-_WEAK = (bool, int, float)  # Python numbers adapt to the array's dtype
+_WEAK = (bool, int, float, complex)  # Python numbers adapt to the array's dtype
 
 
 Row = Callable[["Tracer", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -45,28 +47,12 @@ _ELEMENT = ("data-dependent-scalar", "an element of an array is read into Python
 
 
 class TracedArray:
-    """An array, or with `scalar` a NumPy scalar, that stands for `tensor`. backward: a view that runs backwards through
-    another array, which no tensor is; it is read anew each time, and not written to."""
+    """An array, or with `scalar` a NumPy scalar, that stands for `tensor`."""
 
-    __slots__ = ("_tensor", "backward", "scalar", "world")
+    __slots__ = ("scalar", "tensor", "world")
 
-    def __init__(
-        self, world: World, tensor: torch.Tensor, scalar: bool = False, backward: tuple[slice, ...] = ()
-    ) -> None:
-        self.world, self._tensor, self.scalar, self.backward = world, tensor, scalar, backward
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        tensor = self._tensor
-        for axis, part in enumerate(self.backward):
-            if part.step is None or part.step > 0:
-                tensor = self.world.torch_call(operator.getitem, (tensor, (*[slice(None)] * axis, part)), {})
-                continue
-            places = range(int(tensor.shape[axis]))[part]
-            forward = slice(places[-1], places[0] + 1, -part.step) if places else slice(0, 0)
-            tensor = self.world.torch_call(operator.getitem, (tensor, (*[slice(None)] * axis, forward)), {})
-            tensor = self.world.torch_call(torch.flip, (tensor, [axis]), {})
-        return tensor
+    def __init__(self, world: World, tensor: torch.Tensor, scalar: bool = False) -> None:
+        self.world, self.tensor, self.scalar = world, tensor, scalar
 
     @property
     def dtype(self) -> np.dtype:
@@ -80,25 +66,23 @@ class TracedArray:
     def __iter__(self) -> Iterator[TracedArray]:
         return iter([self[index] for index in range(len(self))])
 
-    def __getitem__(self, key: Any) -> TracedArray:
-        parts = key if isinstance(key, tuple) else (key,)
-        if all(map(_is_slice, parts)) and len(parts) <= self.tensor.dim() and not all(map(_plain_slice, parts)):
-            return TracedArray(self.world, self.tensor, backward=parts) if not self.backward else refuse("[::-1] twice")
-        if not all(part is None or part is Ellipsis or type(part) is int or _plain_slice(part) for part in parts):
-            found = on_values(self.world, operator.getitem, (self, key), {})
-            if found is None:
-                refuse("an index that is no number, slice, None or Ellipsis")
-            return found  # type: ignore[no-any-return]
-        return self.made(operator.getitem, key)
+    def __getitem__(self, key: Any) -> Any:
+        if _is_plain(key):
+            return self.made(operator.getitem, key)
+        return by_numpy(self.world, operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self[key]  # the same keys
-        if _is_outside(self) or self.backward:
-            refuse("a store into an array from outside")
-        if type(value) is not TracedArray and type(value) not in _WEAK:
-            refuse(f"a store of a {type(value).__name__} into an array")
+        if not _is_plain(key) or (type(value) is not TracedArray and type(value) not in _WEAK):
+            self.fill(by_numpy(self.world, "setitem", (self, key, value)))
+            return
         given = value.tensor if type(value) is TracedArray else value
         self.world.torch_call(operator.setitem, (self.tensor, key, given), {})
+
+    def fill(self, made: TracedArray) -> None:
+        """Writes other elements into the array's memory: as `out=` and in-place operators do."""
+        if made.tensor.shape != self.tensor.shape or not np.can_cast(made.dtype, self.dtype, "same_kind"):
+            refuse(f"a store of an array of {made.dtype} into one of {self.dtype}, or of another shape")
+        self.world.torch_call(torch.Tensor.copy_, (self.tensor, made.tensor), {})
 
     def __bool__(self) -> bool:
         return bool(self._number("data-dependent-branch", "the truth value of an array"))
@@ -140,29 +124,37 @@ class TracedArray:
         return self.made(torch.abs)
 
     def __invert__(self) -> TracedArray:
-        return self.made(torch.bitwise_not) if self.tensor.dtype in _INTEGERS else refuse("~ of floats")
+        if self.tensor.dtype.is_floating_point or self.tensor.dtype.is_complex:
+            refuse("~ of floats")
+        return self.made(torch.bitwise_not)
+
+    def __pos__(self) -> TracedArray:
+        return self.made(torch.clone)
 
     def made(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> TracedArray:
         """The result of a torch function of this array's tensor."""
         return result(self.world, self.world.torch_call(function, (self.tensor, *args), kwargs))
 
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+def _index_parts(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
 
 
-def _is_outside(array: TracedArray) -> bool:
-    """Whether its memory may belong to an array or tensor from outside."""
-    return bool(getattr(array.tensor, "input_storage", True))
+def _is_mask(part: Any) -> bool:
+    return type(part) is TracedArray and part.tensor.dtype is torch.bool
 
 
-def _is_slice(part: Any) -> bool:
-    return isinstance(part, slice) and all(
-        bound is None or type(bound) is int for bound in (part.start, part.stop, part.step)
+def _is_plain(key: Any) -> bool:
+    """Whether an index is one of numbers, slices, None and Ellipsis, which mean to PyTorch what they mean to NumPy."""
+    return all(
+        part is None or part is Ellipsis or type(part) is int or _plain_slice(part) for part in _index_parts(key)
     )
 
 
 def _plain_slice(part: Any) -> bool:
-    return _is_slice(part) and (part.step is None or part.step > 0)
+    return isinstance(part, slice) and all(
+        bound is None or type(bound) is int for bound in (part.start, part.stop, part.step)
+    ) and (part.step is None or part.step > 0)  # fmt: skip
 
 
 def result(world: World, tensor: torch.Tensor) -> TracedArray:
@@ -193,7 +185,7 @@ def on_values(
     world: World, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What NumPy itself gives for arrays whose values are known, or taken for granted; None where they are not."""
-    if world.recorder.speculation is None:
+    if world.recorder.speculation is None or not (numpy_calls.name_of(function) or id(function) in _PURE):
         return None
     reals: list[np.ndarray] = []
     try:
@@ -214,7 +206,7 @@ def _real(world: World, value: Any, reals: list[np.ndarray]) -> Any:
         if held is None:
             raise LookupError
         real = held.numpy()
-        reals += [] if value.backward else [real]
+        reals.append(real)
         return real[()] if value.scalar else real
     if type(value) in (list, tuple):
         return type(value)(_real(world, part, reals) for part in value)
@@ -223,6 +215,14 @@ def _real(world: World, value: Any, reals: list[np.ndarray]) -> Any:
     raise LookupError
 
 
+_PURE = frozenset(
+    id(getattr(np, name))
+    for name in """
+    flatnonzero nonzero unique argwhere intersect1d setdiff1d union1d bincount flip broadcast_to atleast_1d
+    expand_dims squeeze linspace logspace geomspace arange full diag diagonal
+    """.split()
+)
+"""Functions that are no operators (numpy_calls.py): their results' shapes depend on data, or they give views."""
 MOST_READ = 4096
 """Elements of an array that NumPy computes with at capture."""
 _WRITTEN_OUT = 1024
@@ -241,7 +241,8 @@ def load_array(world: World, real: np.ndarray, source: Source) -> object:
     world.guard("CALL", source, IsArrayLike(real.dtype, real.shape, real.strides))
     traced = world.recorder.input(torch.from_numpy(real), placeholder_name(source), requires_grad=False)
     world.input_sources.append(ArrayTensor(source))
-    world.uses_arrays = world.reads_arrays = True
+    world.uses_arrays = True
+    world.arrays.append((real, source, traced))
     return world.stand_in(real, source, TracedArray(world, traced))
 
 
@@ -256,7 +257,7 @@ def of_tensor(world: World, tensor: torch.Tensor) -> TracedArray:
 
 
 def has_array(values: Any) -> bool:
-    """Whether an argument is a traced array, also inside lists and tuples."""
+    """Whether an argument is an array, or holds one."""
     return any(type(value) is TracedArray or (type(value) in (list, tuple) and has_array(value)) for value in values)
 
 
@@ -335,38 +336,94 @@ BINARY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-_BY_SYMBOL: dict[str, Callable[..., Any]] = {
-    "%": operator.mod, "//": operator.floordiv, "**": operator.pow, "<<": operator.lshift, ">>": operator.rshift,
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+def binary(world: World, op: str, left: Any, right: Any, inplace: bool = False) -> Any:
+    """`left op right` where a side is a traced array."""
+    row = {"**": power, "@": matmul}.get(op) or BINARY.get(op)
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        refuse(f"{type(left).__name__} {op} {type(right).__name__}")
+    made = or_by_numpy(world, row, _OPERATORS[op], (left, right))
+    if not inplace or type(left) is not TracedArray or left.scalar:
+        return made
+    left.fill(made)
+    return left
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "&": operator.and_,
+    "|": operator.or_, "^": operator.xor, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
+    ">": operator.gt, ">=": operator.ge, "**": operator.pow, "%": operator.mod, "//": operator.floordiv,
+    "<<": operator.lshift, ">>": operator.rshift, "@": operator.matmul,
 }  # fmt: skip
 
 
-def binary(world: World, op: str, left: Any, right: Any, inplace: bool = False) -> Any:
-    """`left op right` where a side is a traced array."""
+def or_by_numpy(
+    world: World, row: Callable[..., Any] | None, function: Any, args: tuple[Any, ...], kwargs: Any = None
+) -> Any:
+    """What a row gives; where there is none, or it refuses these arguments, NumPy itself is called by the graph."""
+    if row is not None:
+        try:
+            return row(world, *args, **(kwargs or {}))
+        except TypeError:  # arguments that the row does not take (dtype=, where=)
+            pass
+        except GraphBreak as refused:
+            if refused.code != "numpy-call":
+                raise
+    return by_numpy(world, function, args, kwargs)
+
+
+def by_numpy(world: World, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """A call of NumPy's own function as an operator of the graph; where its result's shape depends on data, NumPy's
+    result for the values that are known or taken for granted."""
     try:
-        return _binary(world, op, left, right, inplace)
-    except GraphBreak as refusal:
-        if inplace or refusal.code != "numpy-call" or op not in _BY_SYMBOL:
-            raise
-        found = on_values(world, _BY_SYMBOL[op], (left, right), {})
+        return _as_operator(world, function, args, kwargs or {})
+    except GraphBreak as refused:
+        found = on_values(world, function, args, kwargs or {}) if refused.code == "numpy-call" else None
         if found is None:
             raise
         return found
 
 
-def _binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
-    row = power if op == "**" else BINARY.get(op)
-    if op == "@" and not inplace:
-        return matmul(world, left, right)
-    if row is None or isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
-        refuse(f"{type(left).__name__} {op} {type(right).__name__}")
-    made = row(world, left, right)
-    if not inplace or type(left) is not TracedArray or left.scalar:
-        return made
-    if _is_outside(left) or left.backward or made.dtype != left.dtype or made.tensor.shape != left.tensor.shape:
-        refuse(f"{op}= of an array from outside, or with another dtype")
-    world.torch_call(torch.Tensor.copy_, (left.tensor, made.tensor), {})
-    return left
+def _as_operator(world: World, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    shown = function if type(function) is str else getattr(function, "__name__", function)
+    name = function if type(function) is str else numpy_calls.name_of(function)
+    if name is None:
+        refuse(f"numpy.{shown}")
+    if function is operator.getitem and any(map(_is_mask, _index_parts(args[1]))):
+        refuse("a choice of elements by a mask, whose number depends on data")
+    given: list[torch.Tensor] = []
+
+    def is_array(value: Any) -> tuple[torch.Tensor, bool] | None:
+        return (value.tensor, value.scalar) if type(value) is TracedArray else None
+
+    try:
+        pairs = tuple(kwargs.items())
+        text = repr((*numpy_calls.encoded((args, pairs), given, is_array), _errors(world)))
+        about = numpy_calls.described(name, text, tuple(map(_static_type, given)))
+        kinds = [TORCH_DTYPES[np.dtype(dtype)] for dtype, *_ in numpy_calls.parsed(about.results)]
+    except Exception as error:  # of the arguments: whatever it is, eager says it better
+        raise GraphBreak("numpy-call", f"numpy.{shown}: {error}") from error
+    made = world.torch_call(numpy_calls.NUMPY_CALL, (name, text, about.results, given), {})
+    if about.plain:
+        return world.tracer.call(torch.Tensor.item, (made[0],))
+    assert len(made) == len(kinds)
+    parts = [TracedArray(world, part, scalar) for part, scalar in zip(made, about.scalars)]
+    return parts[0] if about.together is None else about.together(parts)
+
+
+def _errors(world: World) -> tuple[tuple[str, object], ...]:
+    """What the program has set with `np.errstate`, where that is not how the call began. (What raises or calls back is
+    asked for nowhere else.)"""
+    now = np.geterr()
+    if not {"warn", "ignore"}.issuperset(now.values()):
+        refuse("an error state of NumPy's other than warn and ignore")
+    if not world.error_states:
+        world.guard_answer(np.geterr, (), now)
+        return ()
+    return tuple(now.items())
+
+
+def _static_type(tensor: torch.Tensor) -> TensorType:
+    return TensorType(tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), tensor.dtype, tensor.device)
 
 
 def power(world: World, left: Any, right: Any) -> TracedArray:

@@ -13,24 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values.array import (
     BINARY,
+    DTYPES,
     TORCH_DTYPES,
     Row,
     TracedArray,
+    by_numpy,
     cast,
     common_dtype,
     elementwise,
     has_array,
     matmul,
     of_tensor,
-    on_values,
+    or_by_numpy,
     power,
     refuse,
     result,
 )
 from fusewright.record.torch_level import checking
+from fusewright.sizes.symfloat import float_of_tensor
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -137,7 +139,7 @@ def _unary(function: Callable[..., Any], kinds: str = "f") -> Callable[..., Any]
 def _as_array(world: World, array: Any, dtype: Any = None, copy: bool = True) -> TracedArray:
     """np.array and np.asarray of an array; of a scalar, an array without dimensions is no scalar."""
     if isinstance(array, torch.Tensor):
-        array, copy = of_tensor(world, array), copy or dtype is None
+        array = of_tensor(world, array)
     if type(array) is not TracedArray or array.scalar or type(copy) is not bool:
         refuse("an array of other things than one array")
     if copy and not array.tensor.is_contiguous():
@@ -285,30 +287,74 @@ def _flattened(world: World, array: Any) -> TracedArray:
     return TracedArray(world, world.torch_call(torch.Tensor.view, (array.tensor, -1), {}))
 
 
-def _without_row(what: str) -> Callable[..., Any]:
-    return lambda *args, **kwargs: refuse(what)
-
-
-# What is pure, and has no row: NumPy itself computes it where the arrays' values are known, or taken for granted.
-_PURE_METHODS = frozenset(
-    "flatten round prod cumprod argsort nonzero repeat item searchsorted take trace diagonal ptp squeeze".split()
-)
-_PURE = frozenset(
-    id(getattr(np, name))
-    for name in """
-    interp round around flatnonzero nonzero unique sort argsort searchsorted linspace diff digitize percentile quantile
-    histogram repeat tile roll flip pad prod cumprod bincount isin intersect1d setdiff1d union1d ceil floor append
-    broadcast_to atleast_1d expand_dims squeeze hstack vstack argwhere count_nonzero array_equal allclose isclose full
-    arange zeros_like ones_like full_like logspace geomspace gradient trace tril triu diag ndim size shape
-    """.split()
-)
-
-
 def _listed(world: World, array: TracedArray) -> Any:
     known = world.recorder.read(array.tensor)
     if known is None:
         world.recorder.lacks_form("data-dependent-scalar", "ndarray.tolist()")
     return known.tolist()
+
+
+def _flat_copy(world: World, array: TracedArray) -> TracedArray:
+    return _copy(world, array.made(torch.reshape, (-1,)))
+
+
+def _real(function: Callable[..., Any]) -> Callable[..., Any]:
+    def read(world: World, array: TracedArray) -> TracedArray:
+        if array.dtype.kind != "c":
+            refuse("the real or imaginary part of real numbers")
+        return array.made(function)
+
+    return read
+
+
+def _split(world: World, array: Any, parts: Any, axis: int = 0) -> list[TracedArray]:
+    if type(array) is not TracedArray or type(parts) is not int or array.tensor.shape[axis] % parts:
+        refuse("split at given places, or into parts of different sizes")
+    made = world.torch_call(torch.tensor_split, (array.tensor, parts), {"dim": axis})
+    return [TracedArray(world, part) for part in made]
+
+
+def _viewed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose result is a view, as PyTorch's is."""
+
+    def call(world: World, array: Any, *args: Any, **kwargs: Any) -> TracedArray:
+        if type(array) is not TracedArray or array.scalar:
+            refuse(f"{function.__name__} of a scalar")
+        return TracedArray(world, world.torch_call(function, (array.tensor, *args), kwargs))
+
+    return call
+
+
+def _at_least(dims: int) -> Callable[..., Any]:
+    def call(world: World, array: Any) -> TracedArray:
+        if type(array) is not TracedArray or array.scalar:
+            refuse("a scalar made an array")
+        lacking = dims - array.tensor.dim()
+        return array if lacking <= 0 else array[(None,) * lacking]  # type: ignore[no-any-return]
+
+    return call
+
+
+def _contiguous(world: World, array: Any, dtype: Any = None) -> TracedArray:
+    if type(array) is not TracedArray or array.scalar or (dtype is not None and np.dtype(dtype) != array.dtype):
+        refuse("ascontiguousarray with another dtype, or of a scalar")
+    return array if array.tensor.is_contiguous() else _copy(world, array)
+
+
+def _number(world: World, array: TracedArray, *place: Any) -> Any:
+    """`array.item(...)`, and what `float(array)` and `int(array)` ask."""
+    if len(place) == 1 and type(place[0]) is int:
+        array = array.made(torch.reshape, (-1,))[place[0]]
+    elif place:
+        array = array[place[0] if len(place) == 1 else place]
+    recorder = world.recorder
+    if array.tensor.numel() != 1:
+        refuse("item() of several elements")
+    if array.dtype.kind != "f" or recorder.env is None:
+        return world.tracer.call(torch.Tensor.item, (array.tensor,))
+    if recorder.level != "aten":
+        recorder.lacks_form("data-dependent-scalar", "a float that is read from an array")
+    return float_of_tensor(recorder, array.tensor)
 
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -318,6 +364,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "copy": _copy, "any": _truths(torch.any), "all": _truths(torch.all), "argmax": _places(torch.argmax),
     "argmin": _places(torch.argmin), "std": _deviation(torch.std), "var": _deviation(torch.var), "cumsum": _cumsum,
     "clip": _clip, "dot": _dot, "tolist": _listed, "ravel": _flattened,
+    "item": _number, "flatten": _flat_copy, "squeeze": _viewed(torch.squeeze), "swapaxes": _viewed(torch.swapaxes),
 }  # fmt: skip
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -339,6 +386,13 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.power: power, np.linalg.norm: _norm, np.dot: _dot, np.outer: _outer, np.meshgrid: _meshgrid,
     np.linalg.inv: _checked(torch.linalg.inv_ex, ((2,), (3,), (4,))),
     np.linalg.solve: _checked(torch.linalg.solve_ex, ((2, 1), (2, 2))),
+    np.split: _split, np.squeeze: METHODS["squeeze"], np.swapaxes: METHODS["swapaxes"],
+    np.expand_dims: _viewed(torch.unsqueeze), np.moveaxis: _viewed(torch.movedim), np.real: _real(torch.real),
+    np.imag: _real(torch.imag), np.ravel: _flattened,
+    np.atleast_1d: _at_least(1), np.atleast_2d: _at_least(2), np.ascontiguousarray: _contiguous,
+    np.ndim: lambda world, array: array.tensor.dim(),
+    np.shape: lambda world, array: tuple(map(int, array.tensor.shape)),
+    np.size: lambda world, array: int(array.tensor.numel()),
     np.linalg.det: _determinant, np.einsum: _einsum, np.median: _median,
     **{getattr(np, name): METHODS[name] for name in ("any", "all", "argmax", "argmin", "std", "var", "cumsum", "clip")},
 }  # fmt: skip
@@ -359,7 +413,7 @@ def getattr_array(world: World, array: TracedArray, name: str) -> Any:
     answer = _ATTRIBUTES.get(name)
     if answer is not None:
         return answer(world, array)
-    if name in METHODS or name in _PURE_METHODS:
+    if name in METHODS or name in _IN_PLACE or name in _BY_NUMPY:
         return ArrayMethod(array, name)
     refuse(f"ndarray.{name}")
 
@@ -370,13 +424,29 @@ _ATTRIBUTES: dict[str, Callable[[Any, TracedArray], Any]] = {
     "size": lambda world, array: int(array.tensor.numel()),
     "dtype": lambda world, array: world.load(array.dtype, world.constant(array.dtype, "dtype")),
     "T": lambda world, array: _transpose(world, array),
+    "real": _real(torch.real),
+    "imag": _real(torch.imag),
+    "itemsize": lambda world, array: array.dtype.itemsize,
+    "nbytes": lambda world, array: int(array.tensor.numel()) * array.dtype.itemsize,
+    "strides": lambda world, array: tuple(int(step) * array.dtype.itemsize for step in array.tensor.stride()),
+    "base": lambda world, array: refuse("ndarray.base"),
 }
+
+# Methods that are as the functions of their names, and those that write to the array what such a function gives.
+_BY_NUMPY = frozenset("""
+    argsort argpartition prod ptp round repeat take trace cumprod searchsorted choose dot compress swapaxes
+    nonzero squeeze diagonal
+""".split())  # fmt: skip
+_IN_PLACE = frozenset({"sort", "partition"})
 
 
 def call_method(tracer: Tracer, fn: ArrayMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`array.sum(axis=0)`."""
-    row = METHODS.get(fn.name) or _without_row(f"ndarray.{fn.name}")
-    return _called(tracer, row, getattr(np.ndarray, fn.name), (fn.array, *args), kwargs)
+    function = np.ndarray.astype if fn.name == "astype" else getattr(np, fn.name, None)
+    if fn.name in _IN_PLACE:
+        fn.array.fill(by_numpy(tracer.world, function, (fn.array, *args), kwargs))
+        return None
+    return _called(tracer, METHODS.get(fn.name), function, (fn.array, *args), kwargs)
 
 
 def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
@@ -386,36 +456,44 @@ def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
         return None
     if id(fn) in _TO_TENSOR:
         return _to_tensor
+    if isinstance(fn, type) and issubclass(fn, np.generic):
+        return _to_dtype
     if isinstance(fn, np.ufunc) or str(getattr(fn, "__module__", "")).startswith("numpy"):
         return call_function
     return None
 
 
+def _to_dtype(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """np.float32(array)"""
+    if len(args) != 1 or kwargs or type(args[0]) is not TracedArray or fn not in DTYPES.values():
+        refuse(f"numpy.{fn.__name__} of several arguments")
+    made = or_by_numpy(tracer.world, _astype, np.ndarray.astype, (args[0], fn))
+    return TracedArray(tracer.world, made.tensor, not made.tensor.dim())
+
+
 def call_function(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    row = _BY_ID.get(id(fn))
-    pure = fn if isinstance(fn, np.ufunc) or id(fn) in _BY_ID or id(fn) in _PURE else None
-    if row is None:
-        row = _without_row(f"numpy.{getattr(fn, '__name__', fn)}")
-    return _called(tracer, row, pure, args, kwargs)
+    return _called(tracer, _BY_ID.get(id(fn)), fn, args, kwargs)
 
 
-def _called(tracer: Tracer, row: Callable[..., Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        return row(tracer.world, *args, **kwargs)
-    except GraphBreak as refusal:
-        found = on_values(tracer.world, fn, args, kwargs) if fn is not None and refusal.code == "numpy-call" else None
-        if found is None:
-            raise
-        return found
-    except TypeError as error:  # arguments that the row does not take (out=, dtype=, where=)
-        raise GraphBreak("numpy-call", str(error)) from error
+def _called(
+    tracer: Tracer, row: Callable[..., Any] | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    out = kwargs.get("out")
+    made = or_by_numpy(tracer.world, row, fn, args, {name: value for name, value in kwargs.items() if name != "out"})
+    if out is None:
+        return made
+    if type(out) is tuple and len(out) == 1:
+        out = out[0]
+    if type(out) is not TracedArray or out.scalar or type(made) is not TracedArray:
+        refuse("out= of other things than one array")
+    out.fill(made)
+    return out
 
 
 def _to_tensor(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch.from_numpy and torch.as_tensor share the array's memory; torch.tensor copies it."""
     array, *rest = args
-    unlike = type(array) is not TracedArray or array.backward or (array.scalar and fn is torch.from_numpy)
-    if rest or kwargs or unlike:
+    if rest or kwargs or type(array) is not TracedArray or (array.scalar and fn is torch.from_numpy):
         refuse(f"torch.{fn.__name__} of an array with further arguments")
     return tracer.world.torch_call(torch.clone, (array.tensor,), {}) if fn is torch.tensor else array.tensor
 

@@ -93,7 +93,7 @@ def load_equals(world: World, real: object, source: Source) -> object:
     """int, float, str, …: same type and equal, unless it is a number that has been seen to change."""
     if type(real) is float and number.has_changed(world, real, source):
         return number.load_float(world, real, source)
-    if type(real) is int and number.has_changed(world, real, source) and number.SMALLEST <= real <= number.LARGEST:
+    if type(real) is int and number.has_changed(world, real, source) and number.may_vary(world, real):
         return number.load_int(world, real, source)
     world.guard("EQUALS", source, real)
     return real

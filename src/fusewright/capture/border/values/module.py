@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 Module = torch.nn.Module
 
+
+def _own(name: str) -> object:
+    """PyTorch's own method of Module, which a program may replace later on; None if it has done so already."""
+    method = vars(Module)[name]
+    return method if getattr(method, "__globals__", None) is vars(torch_module) else None
+
+
+_CALL, _CALL_IMPL = _own("_wrapped_call_impl"), _own("_call_impl")
+_GETATTR, _SETATTR = _own("__getattr__"), _own("__setattr__")
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = (
@@ -37,7 +46,7 @@ _GLOBAL_HOOKS = (
 def getattr_module(world: World, module: torch.nn.Module, name: str) -> object:
     """`module.name`; the fast way when the class keeps nn.Module's own `__getattr__`."""
     kind = type(module)
-    if classes.guarded_lookup(world, kind, "__getattr__") is not Module.__getattr__:
+    if classes.guarded_lookup(world, kind, "__getattr__") is not _GETATTR:
         return objects.getattr_object(world, module, name)
     if classes.python_method(world, kind, "__getattribute__") is not None:
         return objects.getattr_object(world, module, name)
@@ -65,7 +74,7 @@ def setattr_module(world: World, module: torch.nn.Module, name: str, value: obje
     kind = type(module)
     plain = (
         not isinstance(value, (torch.Tensor, Module))
-        and classes.guarded_lookup(world, kind, "__setattr__") is Module.__setattr__
+        and classes.guarded_lookup(world, kind, "__setattr__") is _SETATTR
     )
     if plain:
         namespace = objects.instance_dict(world, module)
@@ -114,11 +123,11 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     if type(entry) is ModuleCall:
         entry = entry.__wrapped__
     # whose __call__ adds error reports
-    if entry is not Module.__call__ and not isinstance(module, torch.fx.GraphModule):
+    if entry is not _CALL and not isinstance(module, torch.fx.GraphModule):
         return world.tracer.call(objects.bind(world, entry, module, kind, "__call__"), args, kwargs)
     namespace = objects.instance_dict(world, module)
     plain = (
-        classes.guarded_lookup(world, kind, "_call_impl") is Module._call_impl
+        classes.guarded_lookup(world, kind, "_call_impl") is _CALL_IMPL
         and objects.read_namespace(namespace, "_compiled_call_impl") in (None, MISSING)
         and objects.read_namespace(namespace, "_call_impl") is MISSING
         and _no_global_hooks(world)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.border.dynamic import from_argument, is_symbolic_throughout
+from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage
+from fusewright.capture.border.values.tensor_number import outcome_guards
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, NumberTensor, Source
@@ -37,6 +39,12 @@ def _may_change(world: World, kind: type) -> bool:
         and world.recorder.env is not None
         and (kind is int or world.recorder.level == "aten")
     )
+
+
+def may_vary(world: World, real: int) -> bool:
+    """Whether an int that has changed becomes a symbol. At torch level 0 and 1 do too: nothing there shows that the
+    graph of a larger one serves them."""
+    return (SMALLEST if world.recorder.level == "aten" else 0) <= real <= LARGEST
 
 
 def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) -> bool:
@@ -115,8 +123,8 @@ def load_int(world: World, real: int, source: Source) -> object:
 
 
 def number_guards(world: World) -> list[Guard]:
-    """The guards on floats: the type, and the value or what was asked about it."""
-    guards: list[Guard] = []
+    """The guards on floats: the type, and the value or what was asked about it; and those on tensors that hold one."""
+    guards = outcome_guards(world)
     for source, (_, origin) in world.numbers.items():
         if origin is None:
             continue
@@ -131,7 +139,7 @@ def number_guards(world: World) -> list[Guard]:
 
 def python_type(value: object) -> type | None:
     """The type that a symbolic number, or another stand-in made inside, has for the program."""
-    return _TYPES.get(type(value))
+    return type(value.node) if type(value) is GradientNode else _TYPES.get(type(value))
 
 
 _TYPES: dict[type, type] = {

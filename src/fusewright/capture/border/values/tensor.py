@@ -22,11 +22,13 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.gradient_node import gradient_node
 from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.guards.sources import (
     Attribute,
+    FunctionSource,
     InstanceDict,
     Item,
     PlainTensor,
@@ -34,7 +36,8 @@ from fusewright.capture.guards.sources import (
     TensorSize,
     TensorStride,
 )
-from fusewright.capture.guards.types import STRIDE
+from fusewright.capture.guards.torch_state import TENSOR_METHODS
+from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES, STRIDE
 from fusewright.record.torch_level import set_data
 from fusewright.sizes.expressions import Dim, Relation, symbol
 from fusewright.sizes.strides import free_strides
@@ -130,6 +133,38 @@ def tensor_guard(world: World, real: torch.Tensor, traced: torch.Tensor) -> Tens
     return TensorGuard(kind, real.dtype, real.device, requires_grad, shape, stride, real.is_inference())
 
 
+def size_guards(world: World) -> list[Guard]:
+    """The guards on symbolic sizes, and on strides that follow from them."""
+    sizes: list[Guard] = []
+    env: Any = world.recorder.env
+    if env is not None and env.symbols:
+        sources = {known.symbol.name: known.source for known in env.symbols.values()}
+        for known in env.symbols.values():
+            if known.symbol in env.assumed or known.symbol in env.shown:
+                least = 2 if known.symbol in env.assumed else 1
+                sizes.append(
+                    Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES)
+                )
+            if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
+                bound = Relation("<=", known.symbol.lower, known.symbol)
+                sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
+            if known.symbol.upper is not None:
+                bound = Relation("<=", known.symbol, known.symbol.upper)
+                sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
+        for relation, stack in zip(env.guards, env.asked_at, strict=True):
+            sizes.append(
+                Guard(
+                    "SIZE",
+                    FunctionSource(),
+                    (relation, sources),
+                    f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass",
+                )
+            )
+        for _, source, traced in world.inputs:
+            sizes += stride_guards(world, source, traced)
+    return sizes
+
+
 def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Guard]:
     """Symbolic strides must stay the products of sizes that they are."""
     guards: list[Guard] = []
@@ -189,6 +224,8 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
 
 
 def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
+    if name in TENSOR_METHODS.foreign or name not in TENSOR_METHODS.names:
+        return _getattr_foreign(world, tensor, name)
     handler = _ATTRIBUTES.get(name)
     if handler is not None:
         return handler(world, tensor)
@@ -204,13 +241,26 @@ def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         # PyTorch's own method: the traced class overrides some, to refuse them
         return found.__get__(tensor, torch.Tensor)
-    if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
-        return native(getattr, tensor, name)
-    if found is not MISSING:
+    if isinstance(found, (types.GetSetDescriptorType, property)):
         raise GraphBreak("tensor-attribute", f"Tensor.{name}")
+    return native(getattr, tensor, name)
+
+
+def _getattr_foreign(world: World, tensor: torch.Tensor, name: str) -> object:
+    """An attribute that a program has given to the tensor, or to PyTorch's classes of tensors."""
+    cls = world.type_of(tensor)
+    found = classes.lookup(cls, name)
+    if name not in TENSOR_METHODS.names:  # the others are compared as a part of PyTorch's state
+        world.guard_type_attribute(cls, name, found)
+    if isinstance(found, property) and found.fget is not None:
+        return world.tracer.call(found.fget, (tensor,))
     value = _namespace(world, tensor).get(name, MISSING)
     if value is not MISSING:
         return value
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, tensor)
+    if found is not MISSING:
+        raise GraphBreak("tensor-attribute", f"Tensor.{name}")
     raise UserException(
         AttributeError(f"'{world.type_of(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor)
     )
@@ -264,8 +314,10 @@ def _data(world: World, tensor: torch.Tensor) -> object:
 
 
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
-    """None for a tensor without a history; what its history is, is nothing that a graph holds."""
+    """None for a tensor without a history; the history of an input is nothing that a graph holds."""
     world.requires_grad_matters = True
+    if world.outside(tensor) is None:
+        return gradient_node(world, tensor)
     if tensor.requires_grad and not guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
         raise GraphBreak("tensor-address", "Tensor.grad_fn asks for its autograd node")
     return None
@@ -310,6 +362,12 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
     if name == "data":
         _store_data(world, tensor, value)
         return
+    if name == "grad" and world.recorder_owns(tensor):
+        if tensor.made_leaf:  # type: ignore[attr-defined]
+            return native(setattr, tensor, name, value)  # type: ignore[no-any-return]
+        world.recorder.lacks_form("tensor-attribute", "a store to Tensor.grad of a tensor made inside")
+    if name == "requires_grad":
+        return world.tracer.call(torch.Tensor.requires_grad_, (tensor, value))  # type: ignore[no-any-return]
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
     namespace = _namespace(world, tensor)

@@ -92,6 +92,7 @@ class FunctionBuilder:
         self.blocks: list[Block] = []
         self._names = 0
         self._slot: str | None = None
+        self.contracts = True  # whether a product may be added to unrounded
         self.scope = Scope(Cursor(self.block("entry")))
         self.entry = self.scope
         self.mask: Value | None = None  # the lanes that count where the next instruction goes

@@ -31,6 +31,8 @@ def _by_kind(float_op: str, int_op: str, bool_op: str | None = None) -> Emitter:
     def emit(b: Builder, node: Apply, args: list[Value]) -> Value:
         kind = _element(node).kind
         opcode = float_op if kind == "float" else int_op if kind == "int" else bool_op
+        if not b.contracts and opcode is not None:
+            opcode = opcode.removesuffix(" contract")
         if opcode is None:
             raise ValueError(f"{node.op} on {node.args[0].dtype} is not supported")
         return b.op(opcode, *args)

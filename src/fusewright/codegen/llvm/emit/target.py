@@ -25,6 +25,17 @@ class Target:
     masks: bool  # mask registers: a masked access costs what a plain one does
     has_symbol: Callable[[str], bool] = field(compare=False)  # whether the process exports this function
 
+    @property
+    def multiplies_adds(self) -> bool:
+        """Whether a fused multiply-add is certain: with AVX2 and later, and on AArch64. Without it there are no kernels
+        of products, which would be slow and round otherwise."""
+        return not self.x86 or self.vector_bits >= 256
+
+    @property
+    def registers(self) -> int:
+        """Of vectors."""
+        return 32 if not self.x86 or self.vector_bits >= 512 else 16
+
     def lanes(self, size: int) -> int:
         """Elements of `size` bytes in one register."""
         return self.vector_bits // (8 * size)

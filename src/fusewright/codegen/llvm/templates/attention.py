@@ -31,7 +31,6 @@ from fusewright.schedule.plan import Attention, Kernel, Rows
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
 
-LEAST_BITS = 256
 MOST_VECTORS = 16
 """Of sums, which stay in registers."""
 
@@ -44,7 +43,7 @@ def is_supported(attention: Attention, target: Target) -> bool:
     """Whether there is a kernel for it: features are whole vectors."""
     dtype, features = attention.query.dtype, attention.features
     if (
-        target.vector_bits < LEAST_BITS
+        not target.multiplies_adds
         or dtype not in STEP
         or (attention.mask is not None and attention.mask.dtype not in STEP)
     ):

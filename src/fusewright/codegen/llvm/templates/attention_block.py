@@ -36,8 +36,6 @@ from fusewright.loops.ir import Axis
 from fusewright.schedule.plan import Attention, Kernel, Rows
 from fusewright.sizes import expressions as sizes
 
-LEAST_BITS = 256
-
 KEYS = 64
 """Of a block. Their scores and the features of 64 queries, of keys and values fit in the first-level cache."""
 
@@ -71,14 +69,15 @@ class Block:
 def block_for(target: Target) -> Block:
     """Loads of a turn take less time than its multiplications, and the sums are at least as many as are under way at
     once."""
-    return Block(8, 2, target.lanes(4)) if target.vector_bits >= 512 else Block(4, 3, target.lanes(4))
+    across, vectors = (4, 3) if target.registers < 32 else (8, 2) if target.vector_bits >= 512 else (4, 4)
+    return Block(across, vectors, target.lanes(4))
 
 
 def is_supported(attention: Attention, rows: Axis, target: Target) -> bool:
     """Whether there is a kernel for it: one whose memory fits on a stack, of features that are whole squares. rows: the
     queries' axis."""
     dtype, features, mask = attention.query.dtype, attention.features, attention.mask
-    if target.vector_bits < LEAST_BITS or dtype not in STEP or (mask is not None and mask.dtype not in STEP):
+    if not target.multiplies_adds or dtype not in STEP or (mask is not None and mask.dtype not in STEP):
         return False
     block = block_for(target)
     if features <= 0 or features % SQUARE or _stack_bytes(dtype, features, block) > STACK_LIMIT:
@@ -185,19 +184,21 @@ def blocks_function(
         return define("attention_block", writer.text(), declarations)
 
     rest = rows % block.width if isinstance(rows, int) else 1
-    if not 0 < rest <= block.lanes or (isinstance(rows, int) and rows > MANY_BLOCKS * block.width):
+    fewest = max(1, SQUARE // block.lanes)  # vectors: squares are turned over whole
+    few = fewest * block.lanes
+    if not 0 < rest <= few or (isinstance(rows, int) and rows > MANY_BLOCKS * block.width):
         return of(block.vectors)
-    if isinstance(rows, int) and rows <= block.lanes:
-        return of(1)
-    # The last block is of a vector's queries at most.
+    if isinstance(rows, int) and rows <= few:
+        return of(fewest)
+    # The last block may be of few queries.
     parameters = PARAMETERS.format(mask="" if attention.mask is None else "ptr %mask, i64 %mask_step, ")
     lines = [
         parameters + " {",
         "entry:",
-        f"  %few = icmp slt i64 %last, {block.lanes}",
+        f"  %few = icmp slt i64 %last, {few}",
         "  br i1 %few, label %one, label %several",
     ]
-    for label, vectors in (("one", 1), ("several", block.vectors)):
+    for label, vectors in (("one", fewest), ("several", block.vectors)):
         lines += [f"{label}:", f"  call void @{of(vectors)}{parameters}", "  ret void"]
     return define("attention_blocks", "\n".join([*lines, "}"]), declarations)
 

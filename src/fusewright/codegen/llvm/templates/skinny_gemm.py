@@ -42,10 +42,6 @@ from fusewright.schedule.plan import UNBOUNDED, Kernel, Operand, Product, Statem
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
-LEAST_BITS = 256
-"""Width of registers below which there is no kernel: there are too few of them, and a fused multiply-add is not
-certain."""
-
 TILE = "product tile"
 
 _BYTES_PER_NS, _MULTIPLY_ADDS_PER_NS, _THREAD_NS = 8.0, 2.5, 8000.0
@@ -59,7 +55,7 @@ def is_supported(product: Product, outer: tuple[Axis, ...], target: Target) -> b
     sides = (product.left, outer[1]), (product.right, outer[2])
     plain = all(_is_plain(side, axis, product.k) for side, axis in sides) and product.left.dtype is product.right.dtype
     few = known and isinstance(columns, int) and batch == 1 and columns > 0
-    return few and plain and target.vector_bits >= LEAST_BITS and not product.chosen
+    return few and plain and target.multiplies_adds and not product.chosen
 
 
 def _is_plain(side: Operand, axis: Axis, k: Expr) -> bool:

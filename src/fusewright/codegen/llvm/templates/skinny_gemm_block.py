@@ -51,7 +51,7 @@ def tile_for(rows: int, target: Target, dtype: torch.dtype) -> Tile:
     """The tile with the least computed in vain (the last rows are computed again where they are no multiple), the
     largest of those. One row takes few columns at a time: more would read from as many places in memory, which share
     sets of a cache where the rows' length is a power of two."""
-    largest = (6 if dtype is torch.float32 else 5) if _many(target) else 3
+    largest = 3 if target.registers < 32 else 6 if dtype is torch.float32 else 5
     return _tile(_best(rows, largest) if rows <= MOST_ROWS else largest, target)
 
 
@@ -67,11 +67,6 @@ def tiles_for_any() -> dict[int, Tile]:
     return {rows: Tile(1, 4, 2) if count == 1 else Tile(count, 4) for rows, count in best.items()}
 
 
-def _many(target: Target) -> bool:
-    """Whether there are 32 registers."""
-    return target.vector_bits >= 512
-
-
 def _best(rows: int, largest: int) -> int:
     return min(
         range(1, min(rows, largest) + 1),
@@ -80,7 +75,8 @@ def _best(rows: int, largest: int) -> int:
 
 
 def _tile(rows: int, target: Target) -> Tile:
-    return Tile(1, 4, 2) if rows == 1 else Tile(rows, 8 if _many(target) and rows <= 3 else 4)
+    wide = target.registers >= 32 and rows <= 3 and target.lanes(4) >= 8
+    return Tile(1, 4, 2) if rows == 1 else Tile(rows, 8 if wide else 4)
 
 
 PARAMETERS = "(ptr %x, i64 %x_step, ptr %w, i64 %w_step, i64 %length, i64 %last, i64 %ahead, {rows}ptr %sums)"

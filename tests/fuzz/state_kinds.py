@@ -1,14 +1,66 @@
-"""Kinds of state that a program can read, and what may happen to them between two calls: the table behind test_stale_answers.py.
+"""Kinds of state that a program can read, and what may happen to them between two calls: a table of state.py.
 
-Each row gives Python text: `setup` makes the state, `read` is an expression over `names`, each of `changes` is a statement that changes the
-state, `restore` puts process-wide state back. In the texts $I is the row's number in its program (so that names differ), $V any constant,
-$N a number, $S a short string, $E the copy of the world that the text runs in (a program is run in two: eagerly and compiled).
-Always holds: everything that a row changes is reachable from its own names, or is put back by `restore`.
+Each row gives Python text: `setup` makes the state, `read` is an expression over `names`, each of `changes` is a
+statement that changes the state, `restore` puts process-wide state back. In the texts $I is the row's number in its
+program (so that names differ), $V any constant, $N a number, $S a short string, $E a name that all programs share.
+Always holds: everything that a row changes is reachable from its own names, or is put back by `restore`; what changes
+process-wide state does the same when it is done twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+real_round = round
+_originals: dict[tuple[object, str], object] = {}
+
+
+def note_original(owner: Any, name: str) -> None:
+    """Keeps what a module or class of PyTorch holds under a name, or that it holds nothing."""
+    _originals[owner, name] = vars(owner).get(name, _originals)
+
+
+def put_back(owner: Any, name: str) -> None:
+    if _originals[owner, name] is not _originals:
+        setattr(owner, name, _originals[owner, name])
+    elif name in vars(owner):
+        delattr(owner, name)
+
+
+class AddOne(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result + 1 if isinstance(result, torch.Tensor) and func is torch.Tensor.add else result
+
+
+class Doubling(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.ops.aten.add.Tensor else result
+
+
+_inference: list[object] = []
+
+
+def leave_modes() -> None:
+    _inference.clear()
+    torch.set_grad_enabled(True)
+    while torch._C._len_torch_dispatch_stack():
+        torch.utils._python_dispatch._pop_mode()
+    while torch._C._len_torch_function_stack():
+        torch.overrides._pop_mode()
+
+
+def enter_inference() -> None:
+    if not _inference:
+        _inference.append(torch._C._InferenceMode(True))
+    torch.set_grad_enabled(False)
+
 
 
 @dataclass(frozen=True)
@@ -27,13 +79,20 @@ class Kind:
     backends: tuple[str, ...] = ("eager", "aot_eager", "native")
 
 
+# f32: float32; float64 in the world that says what is right.
 PRELUDE = """
 import abc, array, builtins, collections, contextvars, copy, dataclasses, decimal, enum, functools, inspect, itertools, logging, math
 import operator, os, random, sys, threading, types, typing, weakref
 import numpy as np
 import torch
 import fusewright
+from tests.fuzz.state_kinds import AddOne, Doubling, enter_inference, leave_modes, put_back, real_round
 
+def fixed(module):
+    # parameters that float32 holds exactly
+    for number, held in enumerate(module.parameters()):
+        held.data = ((torch.arange(held.numel()) * 7 + number) % 9 / 4 - 1).reshape(held.shape).to(f32)
+    return module
 class MyInt(int): pass
 class MyStr(str): pass
 class MyFloat(float): pass
@@ -279,16 +338,16 @@ KINDS: tuple[Kind, ...] = (
     Kind("NumPy's random numbers", "", "", "float(np.random.rand())", ("np.random.seed(3)", "np.random.seed(4)"), steady=False),
     Kind("thread name", "", "", "threading.current_thread().name", ("threading.current_thread().name = 'stale'", "threading.current_thread().name = 'MainThread'"), restore="threading.current_thread().name = 'MainThread'", steady=False),
     # modules
-    Kind("module parameter", "o$I", "o$I = torch.nn.Linear(4, 3)", "o$I(x.sum() * torch.ones(2, 4))",
+    Kind("module parameter", "o$I", "o$I = fixed(torch.nn.Linear(4, 3))", "o$I(x.sum() * torch.ones(2, 4, dtype=f32))",
          ("o$I.weight = torch.nn.Parameter(torch.ones(3, 4))", "o$I.weight.data = torch.full((3, 4), 2.0)", "o$I.bias = None", "o$I.weight.data.mul_(2)", "torch.nn.init.ones_(o$I.weight)", "o$I.weight.data = torch.ones(5, 4); o$I.bias.data = torch.ones(5) if o$I.bias is not None else None",
           "o$I.requires_grad_(False)", "o$I.requires_grad_(True)", "del o$I.bias; o$I.bias = None", "o$I.weight.data = torch.ones(4, 3).t()")),
-    Kind("module hooks", "o$I", "o$I = torch.nn.Linear(4, 3)", "o$I(torch.ones(2, 4))",
+    Kind("module hooks", "o$I", "o$I = fixed(torch.nn.Linear(4, 3))", "o$I(torch.ones(2, 4, dtype=f32))",
          ("h = o$I.register_forward_hook(lambda m, a, r: r * 2)", "h = o$I.register_forward_pre_hook(lambda m, a: (a[0] + 1,))", "o$I._forward_hooks.clear()", "o$I._forward_pre_hooks.clear()",
           "h = o$I.register_forward_hook(lambda m, a, k, r: r + len(k), with_kwargs=True)", "o$I._forward_hooks_with_kwargs.clear(); o$I._forward_hooks.clear()", "h = o$I.register_full_backward_hook(lambda m, a, b: None)", "o$I._backward_hooks.clear()")),
-    Kind("global module hooks", "o$I", "o$I = torch.nn.Linear(4, 3)", "o$I(torch.ones(2, 4))",
+    Kind("global module hooks", "o$I", "o$I = fixed(torch.nn.Linear(4, 3))", "o$I(torch.ones(2, 4, dtype=f32))",
          ("torch.nn.modules.module._global_forward_hooks.clear(); gh = torch.nn.modules.module.register_module_forward_hook(lambda m, a, r: r * 3)", "torch.nn.modules.module._global_forward_hooks.clear()", "torch.nn.modules.module._global_forward_pre_hooks.clear(); gp = torch.nn.modules.module.register_module_forward_pre_hook(lambda m, a: (a[0] + 2,))",
           "torch.nn.modules.module._global_forward_pre_hooks.clear()"), restore="torch.nn.modules.module._global_forward_hooks.clear(); torch.nn.modules.module._global_forward_pre_hooks.clear()"),
-    Kind("module training flag", "o$I", "o$I = torch.nn.Sequential(torch.nn.Dropout(1.0), torch.nn.BatchNorm1d(4))", "(o$I(torch.arange(8.0).view(2, 4)), o$I[0].training)", ("o$I.eval()", "o$I.train()", "o$I[0].eval()", "o$I[1].momentum = 0.5", "o$I[0].p = 0.0", "o$I[1].eps = 0.5", "o$I[1].track_running_stats = False")),
+    Kind("module training flag", "o$I", "o$I = fixed(torch.nn.Sequential(torch.nn.Dropout(1.0), torch.nn.BatchNorm1d(4)))", "(o$I(torch.arange(8.0).to(f32).view(2, 4)), o$I[0].training)", ("o$I.eval()", "o$I.train()", "o$I[0].eval()", "o$I[1].momentum = 0.5", "o$I[0].p = 0.0", "o$I[1].eps = 0.5", "o$I[1].track_running_stats = False")),
     Kind("submodule", "o$I", "o$I = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Identity())", "o$I(x - 1)",
          ("o$I[1] = torch.nn.Tanh()", "o$I.append(torch.nn.Sigmoid())", "o$I[0] = torch.nn.LeakyReLU(0.5)", "del o$I[-1]", "o$I.insert(0, torch.nn.Tanh())", "o$I._modules['0'] = torch.nn.ELU()")),
     Kind("module attribute shadowing", "o$I,C$I", "class C$I(torch.nn.Module):\n    a = $N\n    def forward(self, x): return x * self.a\no$I = C$I()", "o$I(x)",
@@ -306,7 +365,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("compiled call slot", "o$I", "o$I = torch.nn.ReLU()", "o$I(x - 1)", ("o$I.__dict__['_call_impl'] = lambda x: x * 5", "o$I.__dict__.pop('_call_impl', 0)")),
     # tensors
     Kind("tensor", "t$I", "t$I = torch.arange(6.0).view(2, 3)", "(t$I + 1, t$I.shape, t$I.stride(), t$I.dtype, t$I.is_contiguous())",
-         ("t$I = torch.arange(6.0).view(3, 2)", "t$I = torch.arange(6.0).view(3, 2).t()", "t$I = t$I.double()", "t$I = t$I.clone()", "t$I = t$I.long()", "t$I = torch.arange(12.0).view(2, 6)[:, ::2]", "t$I = t$I.flatten()", "t$I.add_(1)",
+         ("t$I = torch.arange(6.0).view(3, 2)", "t$I = torch.arange(6.0).view(3, 2).t()", "t$I = t$I.to(f64)", "t$I = t$I.clone()", "t$I = t$I.long()", "t$I = torch.arange(12.0).view(2, 6)[:, ::2]", "t$I = t$I.flatten()", "t$I.add_(1)",
           "t$I = torch.ones(1, 3).expand(2, 3)", "t$I = torch.empty(0, 3)", "t$I = torch.ones(())", "t$I = t$I.bool()", "t$I.data = torch.zeros(2, 2)", "t$I.resize_(1, 3).fill_(2)", "t$I = t$I.to(torch.bfloat16)", "t$I.t_() if t$I.dim() == 2 else 0")),
     Kind("tensor or something else", "t$I", "t$I = torch.ones(2)", "isinstance(t$I, torch.Tensor)", ("t$I = None", "t$I = 1.0", "t$I = torch.nn.Parameter(torch.ones(2))", "t$I = [torch.ones(2)]", "t$I = np.ones(2)", "t$I = torch.ones(2)"), steady=False),
     Kind("requires grad", "t$I", "t$I = torch.ones(2)", "(t$I.requires_grad, (t$I * 2).requires_grad, t$I.is_leaf)", ("t$I.requires_grad_(True)", "t$I = torch.ones(2)", "t$I = torch.ones(2, requires_grad=True) * 1", "t$I = torch.nn.Parameter(torch.ones(2))", "t$I = t$I.detach()")),

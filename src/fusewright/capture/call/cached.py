@@ -1,0 +1,196 @@
+"""Functions that keep their results (functools.lru_cache).
+
+Takes such a function and its arguments; gives what its cache holds, or what interpreting its body gives. Always holds:
+the cache afterwards is what eager leaves: what is computed inside is entered behind the graph, at its place among the
+effects; whether an argument is in the cache is guarded.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright import _native
+from fusewright.base.records import dataclass, replace
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.effects import Effects, stamp
+from fusewright.capture.border.native import is_library, native, unwatched
+from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.border.values.symbolic import concrete, concrete_inside, is_concrete
+from fusewright.capture.guards import MISSING
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A functools.lru_cache function of constants and objects: asked itself, and asked again by a guard, since its
+    cache may be cleared.
+
+    A library's is asked of constants alone, and its answer kept: by contract it is the same at every call. Otherwise
+    its body is interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so
+    that it still comes once.
+    """
+    world = tracer.world
+    args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
+    if world.outside(fn) is None:
+        return native(fn, *args, **kwargs)  # made inside: its cache is a part of this capture
+    library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
+    if not library:
+        args, kwargs = concrete_inside(args), concrete_inside(kwargs)
+    values = (*args, *kwargs.values())
+    known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
+    # A body that is interpreted may keep a size in a tuple symbolic; a cache asks for its hash.
+    asked = is_concrete(values) and all(
+        fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)
+    )
+    if asked:
+        # Its body may read what is not written yet.
+        if not library and (world.written_dicts() or stamp(world.effects) != stamp(Effects())):
+            raise GraphBreak("cached-function", f"{_name(fn)} after stores that it may read")
+        for value in values:
+            world.guard_identity(value)
+        with torch.utils._python_dispatch._disable_current_modes():
+            value = unwatched(fn, *args, **kwargs)
+        if not library:
+            world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
+        return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
+    if not library:
+        return _of_tensors(tracer, fn, args, kwargs)
+    before = len(world.effects.calls)
+    result = _body(tracer, fn, args, kwargs)
+    if result is None and len(world.effects.calls) > before:
+        del world.effects.calls[before:]
+        world.effects.defer(fn, args, kwargs)
+    return result
+
+
+def _name(fn: Any) -> str:
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def _body(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    world, body = tracer.world, fn.__wrapped__
+    return tracer.call(world.load(body, world.constant(body, "wrapped")), args, kwargs)
+
+
+def _of_tensors(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Of tensors, which a cache knows by identity."""
+    world, values = tracer.world, (*args, *kwargs.values())
+    plain = all(is_constant(value) or isinstance(value, torch.Tensor) or world.is_raw(value) for value in values)
+    if not plain or not isinstance(fn.__wrapped__, types.FunctionType) or type(fn) is not functools._lru_cache_wrapper:
+        raise GraphBreak("cached-function", f"{_name(fn)} of a container")
+    parameters = fn.cache_parameters()
+    kinds = tuple(map(world.type_of, values)) if parameters["typed"] else ()
+    key = (tuple(map(_part, args)), tuple((name, _part(value)) for name, value in kwargs.items()), kinds)
+    table = world.cached.setdefault(id(fn), {})
+    if key in table:
+        result = table[key]
+    else:
+        result = _held_before(tracer, fn, args, kwargs)
+        if result is MISSING:
+            result = _body(tracer, fn, args, kwargs)
+        table[key] = result
+        if parameters["maxsize"] is not None and len(table) > parameters["maxsize"]:
+            raise GraphBreak("cached-function", f"{_name(fn)}, whose cache is too small for what one call keeps in it")
+    world.effects.defer(remember, (fn, args, kwargs, result), {})
+    return result
+
+
+def _part(value: Any) -> Any:
+    return value if is_constant(value) else ("", id(value))  # what an object's own equality says is not asked
+
+
+def _held_before(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What the cache holds for these arguments as the call begins; MISSING for nothing. Either is guarded."""
+    world = tracer.world
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if any(world.outside(value) is None for value in tensors):
+        return MISSING  # no cache knows what this call has made
+    record = world.outside(tensors[0])
+    assert record is not None
+    lacks = _Lacks(fn)
+    if lacks(record.real):
+        world.guard("CALL", record.source, lacks)
+        return MISSING
+    alone = not kwargs and not fn.cache_parameters()["typed"] and all(
+        is_constant(value) for value in args if value is not tensors[0]
+    )
+    holds = _Holds(fn, tuple(None if value is tensors[0] else value for value in args), MISSING)
+    held = holds.entry(record.real) if alone else MISSING
+    if held is MISSING:
+        raise GraphBreak("cached-function", f"{_name(fn)}, whose cache knows a tensor together with other arguments")
+    if world.cached[id(fn)] and fn.cache_parameters()["maxsize"] is not None:
+        raise GraphBreak("cached-function", f"{_name(fn)}, whose cache may drop an entry before it is asked for")
+    world.guard("CALL", record.source, replace(holds, held=held))
+    return world.load(held, world.constant(held, "cached"))
+
+
+def _keys(fn: Any) -> dict[Any, Any]:
+    """The cache itself: the dict, other than its attributes, that such a function holds."""
+    return next(one for one in gc.get_referents(fn) if type(one) is dict and one is not fn.__dict__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacks:
+    """A CALL guard's callable: no key of the cache has this tensor in it."""
+
+    fn: Any
+
+    def __call__(self, tensor: Any) -> bool:
+        return all(part is not tensor for key in _keys(self.fn) if isinstance(key, tuple | list) for part in key)
+
+    def __repr__(self) -> str:
+        return f"is not in the cache of {self.fn.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Holds:
+    """A CALL guard's callable: the cache holds this very object for the arguments, of which the tensor is None."""
+
+    fn: Any
+    args: Args
+    held: Any
+
+    def __call__(self, tensor: Any) -> bool:
+        return self.entry(tensor) is self.held
+
+    def entry(self, tensor: Any) -> Any:
+        """What the cache holds; MISSING for nothing."""
+        key = tuple(tensor if value is None else value for value in self.args)
+        if key not in _keys(self.fn):
+            return MISSING
+        if self.fn.cache_parameters()["maxsize"] is None:
+            return _keys(self.fn)[key]
+        parts = iter(gc.get_referents(self.fn))  # of a cache with a limit: each key, and then its result
+        return next((next(parts) for part in parts if type(part) is tuple and _same(part, key)), MISSING)
+
+    def __repr__(self) -> str:
+        return f"has the same entry in the cache of {self.fn.__qualname__}"
+
+
+def _same(key: Args, other: Args) -> bool:
+    return len(key) == len(other) and all(
+        one is two or not (isinstance(one, torch.Tensor) or one != two) for one, two in zip(key, other)
+    )
+
+
+def remember(fn: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """Calls the cached function; where it does not know the arguments, its body's result is the one given."""
+    body = fn.__wrapped__
+
+    def answer(function: Any, values: Args) -> Any:
+        return (result,) if function is body else (function(*values),)  # a `__hash__` or an `__eq__`
+
+    before = _native.set_interceptor(answer)
+    try:
+        _native.call_watched(fn, *args, **kwargs)
+    finally:
+        _native.set_interceptor(before)
