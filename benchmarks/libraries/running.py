@@ -256,6 +256,7 @@ def page(records: list[dict[str, Any]], head: dict[str, str]) -> str:
         '*Breaks*: functions that break or are left to eager, once for each version, in three calls; ours, and those that',
         '`torch.compile(backend="eager")` logs; *failed* where it raised an error or took too long. A loop that breaks is cut between its turns too,',
         "where torch.compile leaves its function to eager; that is not counted. torch.compile is asked where ours breaks.",
+        "All calls of a program have the same arguments, so what is taken for granted of values (docs/dynamic-shapes.md) holds in them.",
         "*Difference*: the largest ||compiled - eager|| / ||eager|| over results, and gradients in training; equal up to",
         " or ".join(f"{most:g} in {dtype}" for dtype, most in TOLERANCES.items()) + ". Training is in float64 where the library can.",
         "*Speed*: eager's time over ours, medians of calls in turn, one thread; small programs, so mostly what a call costs.",

@@ -72,11 +72,12 @@ from fusewright.capture.conversions import converting, plain_sources, under_infe
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
-from fusewright.capture.interpret.speculation import MARK, TAKEN
+from fusewright.capture.interpret.speculation import TAKEN, differences
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.compile_cost import Costs
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
+from fusewright.operators.known_sizes import MARK
 from fusewright.process import PROCESS, FunctionState, HandlersHeard, call_with_locals, function_name
 
 CompiledFunction = _native.CompiledFunction
@@ -553,12 +554,14 @@ def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
 
 
 def _fell_back(function: types.FunctionType, error: BaseException | None, entry: Any) -> None:
-    place = "" if error is None else str(error).partition(MARK)[2]
+    place = "" if error is None else str(error).partition(MARK)[2].partition("\n")[0]
     if place:  # what the entry takes for granted differs: it is not taken for granted again
         entry.retired = True
         for compiler in list(PROCESS.compilers):
             if (place, TAKEN) in compiler.history:
                 compiler.history[place, TAKEN] = ()
+                differed = differences(function)
+                compiler.history[differed] = (*compiler.history.get(differed, ()), 1)
     STREAM.emit(
         FellBack(
             function_name(function),

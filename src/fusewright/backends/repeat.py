@@ -85,7 +85,7 @@ def _may_refuse(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and any(part in name for part in _REFUSING)
 
 
-_REFUSING = ("linalg", "cholesky", "_assert", "numpy_call", "fusewright.draws")
+_REFUSING = ("linalg", "cholesky", "_assert", "numpy_call", "of_size", "fusewright.draws")
 
 
 def _stops_a_checkpoint(error: Exception) -> bool:

@@ -178,7 +178,8 @@ class _Attempt:
         if env is not None and assumptions.data_sizes:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
         tracer.recorder.unknown_shapes = options.level == "aten" and assumptions.unknown_shapes
-        if options.speculates:
+        if options.speculates and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            # a call that is repeated would take part in collectives twice
             tracer.recorder.speculation = Speculation(tracer)
         tracer.branches.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
         if env is not None and options.level == "aten":

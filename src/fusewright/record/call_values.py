@@ -10,7 +10,7 @@ operator runs once, unless a later one turns out to write to an input.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ import torch.fx
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
+from fusewright.graph.collectives import is_collective
+from fusewright.operators.known_sizes import OF_SIZE
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import argument, facts
 from fusewright.sizes.expressions import Expr
@@ -48,6 +50,7 @@ class CallValues:
         self._values: dict[Node, Any] = {}  # NoValueError: it has none
         self._written: frozenset[int] = frozenset()  # storages of inputs that are written to
         self._copies: dict[int, torch.Tensor] = {}  # of these
+        self._changed: set[int] = set()  # storages of values that an operator has written to
 
     def of(self, node: Node) -> torch.Tensor | None:
         """The value of `node`, or None."""
@@ -68,37 +71,70 @@ class CallValues:
 
     def _computed(self, node: Node, order: Sequence[Node]) -> torch.Tensor | None:
         written = frozenset(filter(None, (self._written_input(one) for one in order if _writes(one))))
-        if written != self._written or self._are_late(order):
+        if written != self._written:
             self._forget()
             self._written = written
+        late = self._late(order)
         real = dict(self.inputs)
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
             for one in order:
-                if one not in self._values:
-                    try:
-                        self._values[one] = self._run(one, real)
-                    except Exception:  # eager will meet it too, where it matters
-                        self._values[one] = NoValueError
-                if self._values[one] is NoValueError and _writes(one):
+                if one in self._values:
+                    continue
+                if one in late and self._meets_writes(one, real):
                     self._forget()
-                    return None
+                    return self._computed(node, order)
+                try:
+                    self._values[one] = self._run(one, real)
+                except Exception:  # eager will meet it too, where it matters
+                    self._values[one] = NoValueError
+                if _writes(one):
+                    if self._values[one] is NoValueError:
+                        self._forget()
+                        return None
+                    self._changed.update(_storage(self._values[target]) for target in _targets(one))
         found = self._values[node]
         return found if isinstance(found, torch.Tensor) else None
 
     def _forget(self) -> None:
         self._values.clear()
         self._copies.clear()
+        self._changed.clear()
         self._written = frozenset()
 
-    def _are_late(self, order: Sequence[Node]) -> bool:
-        """Whether an operator that has not run yet comes before a write that has."""
-        missing = False
+    def _late(self, order: Sequence[Node]) -> frozenset[Node]:
+        """The operators that have not run yet and come before a write that has."""
+        missing: list[Node] = []
+        late: list[Node] = []
         for node in order:
             if node not in self._values:
-                missing = True
+                missing.append(node)
             elif missing and _writes(node):
-                return True
-        return False
+                late += missing
+                missing.clear()
+        return frozenset(late)
+
+    def _meets_writes(self, node: Node, real: Mapping[Node, object]) -> bool:
+        """Whether an operator that should have run earlier would read what was written to since."""
+        if node.op == "placeholder":
+            return _storage(real.get(node)) in self._written
+        return any(_storage(self._values.get(source)) in self._changed for source in node.all_input_nodes)
+
+    def shape_of(self, func: OpOverload, args: Sequence[object]) -> tuple[int, ...]:
+        """The shape of the result for these real arguments."""
+        return self.ask(lambda: tuple(func(*args).shape))
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """The answer to a question about real tensors, which is not recorded."""
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+            return question()
+
+    def is_fixed(self, node: Node) -> bool:
+        """Whether the value follows from the program alone."""
+        return not any(one.op == "placeholder" or one.meta.get("random") for one in self._needed(node))
+
+    def writes_to_inputs(self, node: Node) -> bool:
+        """Whether an operator among those that lead to the value writes to an input."""
+        return any(self._written_input(one) for one in self._needed(node) if _writes(one))
 
     def inputs_of(self, node: Node) -> list[Node]:
         """The placeholders that the value of `node` depends on."""
@@ -115,12 +151,11 @@ class CallValues:
 
     def _written_input(self, node: Node) -> int | None:
         """The storage of the input that an operator writes to."""
-        for index in facts(node.target).written:  # type: ignore[arg-type]
-            target = argument(node.target, node.args, dict(node.kwargs), index)  # type: ignore[arg-type]
-            root = view_chain(target)[0] if isinstance(target, Node) else None
+        for target in _targets(node):
+            root = view_chain(target)[0]
             real = next((value for one, value in self.inputs if one is root), None)
             if isinstance(real, torch.Tensor):
-                return real.untyped_storage()._cdata
+                return _storage(real)
         return None
 
     def _run(self, node: Node, real: Mapping[Node, object]) -> object:
@@ -160,12 +195,25 @@ class CallValues:
         return value
 
 
+def _targets(node: Node) -> list[Node]:
+    """What an operator writes to."""
+    func: Any = node.target
+    found = (argument(func, node.args, dict(node.kwargs), index) for index in facts(func).written)
+    return [target for target in found if isinstance(target, Node)]
+
+
+def _storage(value: object) -> int:
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else 0
+
+
 def _writes(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and bool(facts(node.target).written)
 
 
 def _is_runnable(node: Node) -> bool:
-    if not isinstance(node.target, OpOverload) or node.target.namespace == "fusewright":  # Python's own generators
+    if not isinstance(node.target, OpOverload) or is_collective(node):
+        return False
+    if node.target.namespace == "fusewright" and node.target is not OF_SIZE:  # Python's generators, own random numbers
         return False
     known = facts(node.target)
     return not (known.effect or node.target._schema.name in OPDEFS)

@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
+from fusewright.operators import known_sizes
 from fusewright.operators.data_dependent import GIVES, MASKS
 from fusewright.operators.host_draws import HOST_DRAW, limits
 from fusewright.operators.meta_kernels import fake_kernel, infer
@@ -30,7 +31,7 @@ from fusewright.record.traced_tensor import TracedTensor
 from fusewright.record.unknown_shape import UnknownShape
 from fusewright.sizes.expressions import Dim, Relation, bounds, product
 from fusewright.sizes.symint import size_of
-from fusewright.sizes.tensor_type import TensorType, contiguous_strides
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides, held_number
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -50,8 +51,8 @@ def record(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: 
     at hand, which the graph checks; NotImplemented for one whose sizes do not depend on data, or are not taken for
     granted. Raises GraphBreak where a gradient would have to pass through an unknown size."""
     if not recorder.data_shapes:
-        row = _FOR_CALL.get(func)
-        return NotImplemented if row is None else row(recorder, func, args, kwargs)
+        row = _FOR_CALL.get(func, _extension_for_call)
+        return row(recorder, func, args, kwargs)
     if not records(func, args):
         return NotImplemented if fake_kernel(func) is None else _of_extension(recorder, func, args, kwargs)
     if recorder.env is None:
@@ -257,14 +258,12 @@ def _bincount_for_call(
     call = recorder.dispatch
     numbers = call(aten._to_copy.default, (source,), {"dtype": torch.int64})
     largest, bins = call(aten.amax.default, (numbers,), {}), least
-    few = least > 0 and recorder.read(call(aten.lt.Scalar, (largest, least), {}))
-    if few is None:
-        return NotImplemented
-    if not few:
+    few = recorder.read(call(aten.lt.Scalar, (largest, least), {})) if least > 0 else None
+    if few is None or not held_number(few):
         value = recorder.read(largest)
         if value is None:
             return NotImplemented
-        bins = max(int(value) + 1, least)
+        bins = max(held_number(value) + 1, least)
     dtype = torch.int64
     if weights is None:
         weights = call(aten.ones_like.default, (numbers,), {})
@@ -309,6 +308,27 @@ def _unique_for_call(
 
 
 _LARGEST = (1 << 63) - 1
+def _extension_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    """An operator of a library's with one result, whose shape function asks for a new size."""
+    if kwargs or recorder.env is None or recorder.speculation is None or fake_kernel(func) is None:
+        return NotImplemented
+    known = recorder.env.copy()
+    known.may_give = True
+    kinds: Any = recorder.convert(list(args))[1]  # type: ignore[attr-defined]
+    type_: Any = infer(func, tuple(kinds), {}, result_device(args, kwargs), known)
+    taken = known_sizes.arguments(func, args)
+    if len(known.unbacked) == len(recorder.env.unbacked) or taken is None or not isinstance(type_, TensorType):
+        return NotImplemented
+    found = recorder.speculation.shape_of(func, args)
+    if found is None:
+        return NotImplemented
+    shape, place = found
+    result = TensorType(shape, contiguous_strides(shape), type_.dtype, type_.device)
+    return recorder.record_as(known_sizes.OF_SIZE, (*taken, type_.dtype, list(shape), place), {}, result)[1]
+
+
 def _masked_index_for_call(
     recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:

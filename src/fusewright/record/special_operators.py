@@ -26,7 +26,7 @@ from fusewright.record import data_sizes
 from fusewright.record.traced_tensor import TracedTensor, move_metadata
 from fusewright.sizes.symfloat import float_of_tensor
 from fusewright.sizes.symint import dim_of
-from fusewright.sizes.tensor_type import TensorType
+from fusewright.sizes.tensor_type import TensorType, held_number
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -103,7 +103,7 @@ def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
         value = recorder.read(tensor)
         if value is None:
             raise GraphBreak(*SCALAR_READ)
-        return value.item()
+        return held_number(value)
     if recorder.level != "aten":
         recorder.lacks_form(*SCALAR_READ)
     return float_of_tensor(recorder, tensor)
@@ -125,7 +125,7 @@ def _answered_by(
             return False
         each = recorder.dispatch(elements, args, kwargs)
         value = recorder.read(recorder.dispatch(aten.all.default, (each,), {}))
-        return NotImplemented if value is None else bool(value)
+        return NotImplemented if value is None else bool(held_number(value))
 
     return ask
 

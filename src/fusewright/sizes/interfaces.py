@@ -25,6 +25,8 @@ class Speculation(Protocol):
 
     def count_of(self, mask: Any) -> int | None: ...
 
+    def shape_of(self, func: OpOverload, args: Sequence[object]) -> tuple[tuple[int, ...], str] | None: ...
+
 
 class Recorder(Protocol):
     """Records operators on traced tensors as nodes of one graph (record/recorder.py says what each attribute means)."""

@@ -35,6 +35,7 @@ from fusewright.sizes.float_operators import (
     UNARY,
 )
 from fusewright.sizes.symint import SymNode, size_of
+from fusewright.sizes.tensor_type import held_number
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -201,7 +202,7 @@ class FloatNode:
             value = self.recorder.read(self.tensor)
             if value is None:
                 raise GraphBreak("data-dependent-scalar", "a Python number is read from a tensor")
-            return float(value)
+            return float(held_number(value))
         for origin in self.history.origins:
             origin.fix()
         return self.history.value
@@ -381,7 +382,7 @@ class FloatNode:
             with self.recorder.recording():
                 condition = self.recorder.dispatch(COMPARED[op], (self.operand(), right.operand()), {})
             value = self.recorder.read(condition)
-            answer = None if value is None else bool(value)
+            answer = None if value is None else bool(held_number(value))
         if answer is None:
             answer = side._test(relation, right.guard_float("", 0) if number is None else number)
         return SymNode(answer, self._env())

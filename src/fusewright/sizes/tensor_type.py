@@ -6,6 +6,7 @@ Always holds: shape and stride have the same length, and both are counted in ele
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -105,3 +106,9 @@ def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         strides.append(running)
         running = running * (1 if isinstance(size, int) and size == 0 else size)
     return tuple(reversed(strides))
+
+
+def held_number(value: torch.Tensor) -> Any:
+    """The number that a real tensor of one element holds, also while traced tensors are recorded."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        return value.item()

@@ -239,14 +239,15 @@ def test_evaluating_draws_and_writes_nothing() -> None:
     assert not count(calls(f, ONES, ONES), Broken, Skipped)
 
 
-@pytest.mark.parametrize("turns", [3, 40])
-def test_a_loop_over_python_numbers_asks_at_each_turn(turns: int) -> None:
+@pytest.mark.parametrize(("turns", "whole"), [(3, True), (40, False)])
+def test_a_loop_over_python_numbers_asks_at_each_turn(turns: int, whole: bool) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         for turn in range(turns):
             x = x + 1 if x.sum() > -turn else x - 1
         return x
 
-    assert not count(calls(f, ONES, ONES), Broken, Skipped, FellBack)
+    events = calls(f, ONES, ONES)
+    assert not count(events, FellBack) and (not count(events, Broken, Skipped)) == whole
 
 
 def test_a_while_loop_is_not_unrolled_by_its_data() -> None:
@@ -320,6 +321,22 @@ def test_effects_in_python_happen_once() -> None:
 def test_a_place_is_dropped_for_good() -> None:
     events = calls(branch, *(sign * ONES for sign in (1, -1) * 6))
     assert count(events, FellBack) == 1 and count(events, Compiled) <= 6
+
+
+def test_a_function_whose_values_differ_here_and_there_is_let_alone() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for place in range(8):
+            x = x + 1 if x[place] > 0 else x - 1
+        a = x * 2 if x[0] > 0 else x
+        b = x * 2 if x[1] > 0 else x
+        c = x * 2 if x[2] > 0 else x
+        d = x * 2 if x[3] > 0 else x
+        e = x * 2 if x[4] > 0 else x
+        return a + b + c + d + e
+
+    torch.manual_seed(0)
+    events = calls(f, *((torch.randn(8) * 4).round() for _ in range(40)))
+    assert count(events, FellBack) <= 6 and count(events[-len(events) // 2 :], FellBack) == 0
 
 
 def test_without_a_warning() -> None:

@@ -203,7 +203,12 @@ def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwarg
 
 
 def _call_partial(tracer: Tracer, fn: functools.partial, args: Args, kwargs: Kwargs) -> Any:
-    return call(tracer, fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+    # A subclass may have attributes of its own under these names: the call does not look at them.
+    function, first, named = (_PARTIAL[name].__get__(fn) for name in ("func", "args", "keywords"))
+    return call(tracer, function, (*first, *args), {**named, **kwargs})
+
+
+_PARTIAL: Any = vars(functools.partial)
 
 
 def _call_trampoline(tracer: Tracer, fn: Trampoline, args: Args, kwargs: Kwargs) -> Any:

@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import math
+import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 
 from fusewright.base.signals import Retry
+from fusewright.capture.bytecode.resume import origin_of
 from fusewright.capture.guards.sources import Item, Local
+from fusewright.operators.known_sizes import MARK
 from fusewright.record.call_values import CallValues
 from fusewright.record.traced_tensor import TracedTensor
+from fusewright.sizes.tensor_type import held_number
 
 if TYPE_CHECKING:
     from fusewright.capture.bytecode.instructions import CodeInfo
@@ -26,13 +32,20 @@ if TYPE_CHECKING:
 
 TAKEN = "taken for granted"
 """What is noted of a place, in the history: its value has been taken for granted; () once it has differed."""
-MARK = "taken for granted at the first call: "
-MOST_TURNS = 64
-"""Reads of one place in one capture."""
+DIFFERED, MOST_DIFFERENT = "differed", 3
+"""What is noted of a function beside the calls of it that held another value, and how many of these end it: each costs
+a compile."""
+MOST_TURNS = 16
+"""Reads of one place, with the path of the module that it is in, in one capture: a loop over 90 classes, each with a
+mask of its own, is not one graph."""
 MOST_LIGHT_TURNS, LIGHT = 8, 64
 """Turns of a `while` loop that data decide, and operators of one turn: past that the loop is not unrolled."""
 FEW_ELEMENTS = 64
 """Elements of all inputs that a float depends on: one that is computed from more differs from call to call (a loss)."""
+
+
+MOST_COMPARED = 4096
+"""Elements of an input that is compared with what it was."""
 
 
 class Speculation:
@@ -54,15 +67,22 @@ class Speculation:
             return None  # on a GPU a failed assertion ends the process
         if math.prod(shape) > most or type_.dtype.is_complex:
             return None
+        if self.values.is_fixed(tensor.node):
+            return self.values.of(tensor.node)
         place = self._place()
         if place is None or self._is_counter(tensor):
             return None
-        if type_.dtype.is_floating_point and not self._is_setting(tensor):
-            return None
         value = self.values.of(tensor.node)
-        if value is None or value.shape != type_.shape or bool(value.isnan().any()):
+        if value is None or value.shape != type_.shape:
             return None
-        self._take(place, self._same(tensor, value))
+        if type_.dtype.is_floating_point:
+            conditions = self._same_inputs(tensor)
+            if conditions is None:
+                return None
+        else:
+            conditions = [self._same(tensor, value)]
+        for condition in conditions:
+            self._take(place, condition)
         return value
 
     def count_of(self, mask: TracedTensor) -> int | None:
@@ -72,23 +92,56 @@ class Speculation:
         value = self.values.of(mask.node)
         if value is None:
             return None
-        found = int(value.count_nonzero())
+        found = self.values.ask(lambda: int(value.count_nonzero()))
         call = self.tracer.recorder.call
         self._take(place, call(torch.eq, (call(torch.count_nonzero, (mask,)), found)))
         return found
 
+    def shape_of(self, func: OpOverload, args: Sequence[object]) -> tuple[tuple[int, ...], str] | None:
+        """The shape of an operator's result at this call, and the name of the place."""
+        tensors = [one for one in args if isinstance(one, TracedTensor)]
+        place = self._place() if all(one.device.type == "cpu" for one in tensors) else None
+        if place is None:
+            return None
+        values = [self.values.of(one.node) if isinstance(one, TracedTensor) else one for one in args]
+        if any(value is None for value in values):
+            return None
+        self._note(place)
+        return self.values.shape_of(func, values), place
+
     def _same(self, tensor: TracedTensor, value: torch.Tensor) -> object:
         call = self.tracer.recorder.call
         if value.numel() != 1:
-            return call(torch.all, (call(torch.eq, (tensor, value.clone())),))
+            return call(torch.all, (call(torch.eq, (tensor, self.values.ask(value.clone))),))
+        number = held_number(value)
         if value.dtype is torch.bool:
-            return tensor if value else call(torch.logical_not, (tensor,))
-        return call(torch.eq, (tensor, value.item()))
+            return tensor if number else call(torch.logical_not, (tensor,))
+        return call(torch.eq, (tensor, number))
+
+    def _same_inputs(self, tensor: TracedTensor) -> list[object] | None:
+        """That what floats are computed from is the same: computed by other code, their last bits may differ. None
+        where that is much, or nothing that stays."""
+        if not self._is_setting(tensor) or self.values.writes_to_inputs(tensor.node):
+            return None
+        inputs = dict(self.tracer.recorder.inputs)
+        conditions = []
+        for node in self.values.inputs_of(tensor.node):
+            real, traced = inputs[node], node.meta.get("example_value")
+            if not isinstance(real, torch.Tensor) or not isinstance(traced, TracedTensor):
+                continue  # a size, of which guards speak
+            static = all(isinstance(size, int) for size in traced.tensor_type.shape)
+            if not static or real.numel() > MOST_COMPARED or self.values.ask(real.isnan().any):
+                return None
+            conditions.append(self._same(traced, real.detach()))
+        return conditions
 
     def _take(self, place: str, condition: object) -> None:
         recorder = self.tracer.recorder
         with torch.no_grad():
             recorder.call(torch.ops.aten._assert_async.msg, (condition, MARK + place))
+        self._note(place)
+
+    def _note(self, place: str) -> None:
         self.count += 1
         self.tracer.history.setdefault((place, TAKEN), (1,))
 
@@ -122,8 +175,10 @@ class Speculation:
     def _place(self) -> str | None:
         """The name of where the program is, or None where nothing may be taken for granted."""
         tracer = self.tracer
+        if len(tracer.history.get(differences(tracer.function), ())) >= MOST_DIFFERENT:
+            return None
         stack = tracer.stack()
-        text = "\n".join(f"{level.file}:{level.line}" for level in stack)
+        text = "\n".join(f"{level.file}:{level.line} {level.module}" for level in stack)
         last = stack[-1] if stack else None
         place = f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {'' if last is None else last}"
         if tracer.history.get((place, TAKEN)) == () or self._decides_loop_of_caller():
@@ -147,6 +202,11 @@ class Speculation:
                 return True
             frame = frame.back
         return False
+
+
+def differences(function: types.FunctionType) -> object:
+    """Where the history counts the calls of a function, resumed or not, that held another value."""
+    return origin_of(function.__code__).info.code, DIFFERED
 
 
 def tests_a_loop(info: CodeInfo, index: int) -> bool:

@@ -21,7 +21,7 @@ from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
 from fusewright.capture.guards.types import IsArrayLike
 from fusewright.operators import numpy_calls
-from fusewright.sizes.tensor_type import TensorType
+from fusewright.sizes.tensor_type import TensorType, held_number
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -91,7 +91,7 @@ class TracedArray:
         value = self.world.recorder.read(self.tensor) if self.tensor.numel() == 1 else None
         if value is None:
             raise GraphBreak(code, what)
-        return value.item()
+        return held_number(value)
 
     def __float__(self) -> float:
         return float(self._number(*_ELEMENT))

@@ -25,6 +25,7 @@ from fusewright.capture.border.values.array import (
     elementwise,
     has_array,
     matmul,
+    of_tensor,
     or_by_numpy,
     power,
     refuse,
@@ -137,6 +138,8 @@ def _unary(function: Callable[..., Any], kinds: str = "f") -> Callable[..., Any]
 
 def _as_array(world: World, array: Any, dtype: Any = None, copy: bool = True) -> TracedArray:
     """np.array and np.asarray of an array; of a scalar, an array without dimensions is no scalar."""
+    if isinstance(array, torch.Tensor):
+        array = of_tensor(world, array)
     if type(array) is not TracedArray or array.scalar or type(copy) is not bool:
         refuse("an array of other things than one array")
     if copy and not array.tensor.is_contiguous():
@@ -456,7 +459,7 @@ def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
     if isinstance(fn, type) and issubclass(fn, np.generic):
         return _to_dtype
     if isinstance(fn, np.ufunc) or str(getattr(fn, "__module__", "")).startswith("numpy"):
-        return _call_function
+        return call_function
     return None
 
 
@@ -468,7 +471,7 @@ def _to_dtype(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return TracedArray(tracer.world, made.tensor, not made.tensor.dim())
 
 
-def _call_function(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_function(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _called(tracer, _BY_ID.get(id(fn)), fn, args, kwargs)
 
 
