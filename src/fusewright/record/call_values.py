@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 
 from fusewright.graph.collectives import is_collective
 from fusewright.operators.known_sizes import OF_SIZE
+from fusewright.operators.numpy_calls import NUMPY_CALL
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import argument, facts
 from fusewright.sizes.expressions import Expr
@@ -213,7 +214,7 @@ def _writes(node: Node) -> bool:
 def _is_runnable(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or is_collective(node):
         return False
-    if node.target.namespace == "fusewright" and node.target is not OF_SIZE:  # Python's generators, own random numbers
+    if node.target.namespace == "fusewright" and node.target not in (OF_SIZE, NUMPY_CALL):  # draws, messages
         return False
     known = facts(node.target)
     return not (known.effect or node.target._schema.name in OPDEFS)
