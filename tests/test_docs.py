@@ -144,7 +144,7 @@ def test_every_guarantee_names_its_test() -> None:
 
 
 NAME = re.compile(r"([A-Za-z_][\w.]*?)(?:\(.*\))?")
-ELSEWHERE = {"PYTHONDONTWRITEBYTECODE"}
+ELSEWHERE = {"CUDA_VISIBLE_DEVICES", "PYTHONDONTWRITEBYTECODE"}
 
 
 @functools.cache
