@@ -127,8 +127,9 @@ def _value_text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_value_text, value))}]"
     if isinstance(value, torch.ScriptObject):
+        kind: Any = value._type()
         raise ExportError(
-            f"a program that is saved cannot hold a {value._type().name()}, an object of a class of PyTorch's C++ "
+            f"a program that is saved cannot hold a {kind.name()}, an object of a class of PyTorch's C++ "
             "library. Of packed quantised weights: quantise by torchao, whose weights are tensors"
         )
     raise ExportError(f"a program cannot hold an argument of type {type(value).__name__}")

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
