@@ -1,7 +1,8 @@
-// CompiledFunction: a FrameCache that stands for a Python function. It binds arguments to the locals that CPython would give the frame, and is
-// called, bound as a method, inspected and weakly referenced like it.
+// CompiledFunction: a FrameCache that stands for a Python function. It binds arguments to the locals that CPython would
+// give the frame, and is called, bound as a method, inspected and weakly referenced like it.
 //
-// Always holds: nothing visible outside happens before a graph call has succeeded, so a call that cannot be answered by compiled code runs eagerly.
+// Always holds: nothing visible outside happens before a graph call has succeeded, so a call that cannot be answered by
+// compiled code runs eagerly.
 #include "frame_cache.h"
 
 #include <structmember.h>
@@ -28,10 +29,12 @@ struct CompiledFunction {
 };
 
 void read_code(CompiledFunction *self) {
-    PyCodeObject *code = reinterpret_cast<PyCodeObject *>(reinterpret_cast<PyFunctionObject *>(self->function)->func_code);
+    PyCodeObject *code =
+        reinterpret_cast<PyCodeObject *>(reinterpret_cast<PyFunctionObject *>(self->function)->func_code);
     Py_XSETREF(self->code, Py_NewRef(reinterpret_cast<PyObject *>(code)));
     self->positional = code->co_argcount;
-    self->arguments = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) + !!(code->co_flags & CO_VARKEYWORDS);
+    self->arguments = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
+                      !!(code->co_flags & CO_VARKEYWORDS);
     self->plain = self->arguments == self->positional;
 }
 
@@ -47,9 +50,10 @@ Py_ssize_t find_parameter(PyCodeObject *code, PyObject *name) {
     return -1;
 }
 
-// Binds a call's arguments to out[0:arguments] (new references, NULL where unset) as CPython does. False, with or without an exception, when that fails.
-bool bind(CompiledFunction *self, PyFunctionObject *function, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames,
-          PyObject **out) {
+// Binds a call's arguments to out[0:arguments] (new references, NULL where unset) as CPython does. False, with or
+// without an exception, when that fails.
+bool bind(CompiledFunction *self, PyFunctionObject *function, PyObject *const *args, Py_ssize_t n_args,
+          PyObject *kwnames, PyObject **out) {
     PyCodeObject *code = reinterpret_cast<PyCodeObject *>(self->code);
     Py_ssize_t positional = code->co_argcount, named = positional + code->co_kwonlyargcount;
     bool has_args = code->co_flags & CO_VARARGS, has_kwargs = code->co_flags & CO_VARKEYWORDS;
@@ -84,7 +88,9 @@ bool bind(CompiledFunction *self, PyFunctionObject *function, PyObject *const *a
         if (out[i] != nullptr) continue;
         PyObject *value = nullptr;
         if (i >= positional)
-            value = function->func_kwdefaults ? PyDict_GetItemWithError(function->func_kwdefaults, PyTuple_GET_ITEM(code->co_localsplusnames, i)) : nullptr;
+            value = function->func_kwdefaults ? PyDict_GetItemWithError(function->func_kwdefaults,
+                                                                        PyTuple_GET_ITEM(code->co_localsplusnames, i))
+                                              : nullptr;
         else if (i >= first_default)
             value = PyTuple_GET_ITEM(defaults, i - first_default);
         if (value == nullptr) return false;
@@ -97,8 +103,8 @@ PyObject *run_eagerly(CompiledFunction *self, PyObject *function, PyObject *cons
                       PyObject *kwnames) {
     Py_INCREF(function);
     PyObject *frames = Py_XNewRef(self->cache.frames), *before = fw_hook_enter_frames(frames);
-    PyObject *result =
-        self->cache.hooked ? fw_hook_call(function, args, nargsf, kwnames, 1) : PyObject_Vectorcall(function, args, nargsf, kwnames);
+    PyObject *result = self->cache.hooked ? fw_hook_call(function, args, nargsf, kwnames, 1)
+                                          : PyObject_Vectorcall(function, args, nargsf, kwnames);
     fw_hook_enter_frames(before);
     Py_XDECREF(frames);
     Py_DECREF(function);
@@ -177,12 +183,14 @@ PyObject *function_call_as(PyObject *object, PyObject *const *args, Py_ssize_t n
 
 // What functools.update_wrapper would set, so that the compiled function reads like the function.
 int copy_identity(CompiledFunction *self) {
-    static const char *const names[] = {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__", nullptr};
+    static const char *const names[] = {"__module__", "__name__",        "__qualname__",
+                                        "__doc__",    "__annotations__", nullptr};
     PyObject *object = reinterpret_cast<PyObject *>(self);
     PyObject *dict = PyObject_GenericGetDict(object, nullptr);
     if (dict == nullptr) return -1;
     PyObject *attributes = PyObject_GetAttrString(self->function, "__dict__");
-    int failed = attributes == nullptr || PyDict_Update(dict, attributes) < 0 || PyDict_SetItemString(dict, "__wrapped__", self->function) < 0;
+    int failed = attributes == nullptr || PyDict_Update(dict, attributes) < 0 ||
+                 PyDict_SetItemString(dict, "__wrapped__", self->function) < 0;
     Py_XDECREF(attributes);
     for (const char *const *name = names; !failed && *name != nullptr; name++) {
         PyObject *value = PyObject_GetAttrString(self->function, *name);
@@ -196,7 +204,9 @@ int copy_identity(CompiledFunction *self) {
 int function_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     static const char *names[] = {"function", "miss", nullptr};
     PyObject *function, *miss;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char **>(names), &PyFunction_Type, &function, &miss)) return -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char **>(names), &PyFunction_Type, &function,
+                                     &miss))
+        return -1;
     CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
     if (cache_init_miss(&self->cache, miss) < 0) return -1;
     Py_XSETREF(self->function, Py_NewRef(function));
@@ -241,14 +251,15 @@ PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 PyObject *function_copy(PyObject *self, PyObject *) { return Py_NewRef(self); }
 
 PyMethodDef function_methods[] = {
-    {"call_as", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fw::caught<function_call_as>)), METH_FASTCALL,
-     "call_as(function, *args): a call of a function that has the same code, by the same versions."},
+    {"call_as", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fw::caught<function_call_as>)),
+     METH_FASTCALL, "call_as(function, *args): a call of a function that has the same code, by the same versions."},
     {"__copy__", function_copy, METH_NOARGS, nullptr},
     {"__deepcopy__", function_copy, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
-// torch.fx traces only what says that it is a function, and looks at these parts of one. At all other times a compiled function is itself.
+// torch.fx traces only what says that it is a function, and looks at these parts of one. At all other times a compiled
+// function is itself.
 PyObject *function_class(PyObject *self, void *) {
     return Py_NewRef(reinterpret_cast<PyObject *>(fw::traced_symbolically() ? &PyFunction_Type : Py_TYPE(self)));
 }
@@ -272,7 +283,8 @@ PyGetSetDef function_getset[] = {
 
 PyMemberDef function_members[] = {
     {"function", T_OBJECT_EX, offsetof(CompiledFunction, function), READONLY, "The original function."},
-    {"plainly", T_OBJECT, offsetof(CompiledFunction, plainly), 0, "What a call runs where modes_known() is false, or None: the function."},
+    {"plainly", T_OBJECT, offsetof(CompiledFunction, plainly), 0,
+     "What a call runs where modes_known() is false, or None: the function."},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(CompiledFunction, vectorcall), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
@@ -281,7 +293,8 @@ PyTypeObject function_type = [] {
     PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
     type.tp_name = "fusewright._native.CompiledFunction";
     type.tp_basicsize = sizeof(CompiledFunction);
-    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
+    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL |
+                    Py_TPFLAGS_METHOD_DESCRIPTOR;
     type.tp_doc = "CompiledFunction(function, miss): calls `function` through its compiled versions.";
     type.tp_new = fw::caught<function_new>;
     type.tp_init = fw::caught<function_init>;

@@ -1,7 +1,8 @@
 // Versions of dicts, see dict_versions.h.
 //
-// Always holds: a word of the table belongs to one living, watched dict, or is 0 and belongs to none; a word other than 0 was given to this
-// dict after its last change. CPython tells of a change before it makes it, and runs no other code in between.
+// Always holds: a word of the table belongs to one living, watched dict, or is 0 and belongs to none; a word other than
+// 0 was given to this dict after its last change. CPython tells of a change before it makes it, and runs no other code
+// in between.
 #include "dict_versions.h"
 
 #include "values.h"
@@ -37,8 +38,8 @@ Table &table() {
     return *made;
 }
 
-// CPython tells of the assignment of the value that is there already, where it stores to an instance's attribute: an object whose attributes
-// are set at each call (a context variable, say) would never be as it was.
+// CPython tells of the assignment of the value that is there already, where it stores to an instance's attribute: an
+// object whose attributes are set at each call (a context variable, say) would never be as it was.
 bool stays(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *value) {
     return event == PyDict_EVENT_MODIFIED && lookup_is_plain(dict, key) && PyDict_GetItemWithError(dict, key) == value;
 }
@@ -75,7 +76,8 @@ uint64_t *new_place(PyObject *dict) {
     return nullptr;
 }
 
-// CPython 3.13.0 does not tell of attributes that are stored in the object itself (python/cpython#125608, mended in 3.13.1).
+// CPython 3.13.0 does not tell of attributes that are stored in the object itself (python/cpython#125608, mended
+// in 3.13.1).
 bool is_heard_of(PyObject *dict) {
 #if PY_VERSION_HEX >= 0x030D0000
     return (Py_Version >> 8) != 0x030D00 || reinterpret_cast<PyDictObject *>(dict)->ma_values == nullptr;

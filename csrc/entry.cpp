@@ -1,10 +1,12 @@
 // Entry and FrameCache: from the call of a compiled function or frame to its graph.
 //
-// An Entry is one compiled version: a guard program, a graph (a native plan or any callable) and an optional `finish`. A FrameCache is the list of
-// entries of one code object with `miss`, which makes a new one. compiled_function.cpp makes a Python function of it.
+// An Entry is one compiled version: a guard program, a graph (a native plan or any callable) and an optional `finish`.
+// A FrameCache is the list of entries of one code object with `miss`, which makes a new one. compiled_function.cpp
+// makes a Python function of it.
 //
 // Always holds:
-// - Nothing visible outside happens before a graph call has succeeded, so every failure before that can be answered by an eager run.
+// - Nothing visible outside happens before a graph call has succeeded, so every failure before that can be answered by
+// an eager run.
 // - The list of entries may change while an entry runs: what is in use is referenced.
 #include "frame_cache.h"
 
@@ -25,15 +27,20 @@ namespace {
 using namespace fw;
 
 PyObject *fallback_error = nullptr;  // fusewright.base.errors.RuntimeFallback
-PyObject *fell_back = nullptr;       // callable(function, exception or None, entry or None): a compiled call is about to be repeated eagerly
-PyObject *left_alone = nullptr;      // callable(function): a call runs eagerly in a mode that compiled code is not made for
-// --- Entry ------------------------------------------------------------------------------------------------------------------------------
+PyObject *fell_back =
+    nullptr;  // callable(function, exception or None, entry or None): a compiled call is about to be repeated eagerly
+PyObject *left_alone = nullptr;  // callable(function): a call runs eagerly in a mode that compiled code is not made for
+// --- Entry
+// ---------------------------------------------------------------------------------------------------------------------
 
 int entry_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     static const char *names[] = {"program", "graph", "finish", "tag", nullptr};
     PyObject *program, *graph, *finish = Py_None, *tag = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|OO", const_cast<char **>(names), fw::guard_program_type(), &program, &graph, &finish, &tag)) return -1;
-    if (graph != Py_None && !PyCallable_Check(graph) && !(fw_plan_type != nullptr && Py_IS_TYPE(graph, fw_plan_type()))) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|OO", const_cast<char **>(names), fw::guard_program_type(),
+                                     &program, &graph, &finish, &tag))
+        return -1;
+    if (graph != Py_None && !PyCallable_Check(graph) &&
+        !(fw_plan_type != nullptr && Py_IS_TYPE(graph, fw_plan_type()))) {
         PyErr_SetString(PyExc_TypeError, "graph must be a Plan, a callable or None");
         return -1;
     }
@@ -76,8 +83,10 @@ void entry_dealloc(PyObject *object) {
 
 PyMemberDef entry_members[] = {
     {"program", T_OBJECT_EX, offsetof(Entry, program), READONLY, "The guard program."},
-    {"graph", T_OBJECT_EX, offsetof(Entry, graph), READONLY, "A Plan, a callable over the graph's inputs that returns a tuple or list, or None."},
-    {"finish", T_OBJECT_EX, offsetof(Entry, finish), READONLY, "finish(outputs, function, *locals), or None: the single output is the result."},
+    {"graph", T_OBJECT_EX, offsetof(Entry, graph), READONLY,
+     "A Plan, a callable over the graph's inputs that returns a tuple or list, or None."},
+    {"finish", T_OBJECT_EX, offsetof(Entry, finish), READONLY,
+     "finish(outputs, function, *locals), or None: the single output is the result."},
     {"tag", T_OBJECT_EX, offsetof(Entry, tag), 0, "Whatever the driver wants to remember of this entry."},
     {"retired", T_BOOL, offsetof(Entry, retired), 0, "Whether no call is given to it any more."},
     {"calls", T_ULONGLONG, offsetof(Entry, calls), 0, "How often the entry's guards have passed."},
@@ -102,7 +111,9 @@ PyTypeObject entry_type = [] {
 // The tuple that `finish` gets from what the graph returned (stolen).
 PyObject *outputs_tuple(PyObject *outputs) {
     if (PyTuple_CheckExact(outputs)) return outputs;
-    PyObject *tuple = PyList_Check(outputs) ? PyList_AsTuple(outputs) : PyTuple_Check(outputs) ? PySequence_Tuple(outputs) : PyTuple_Pack(1, outputs);
+    PyObject *tuple = PyList_Check(outputs)    ? PyList_AsTuple(outputs)
+                      : PyTuple_Check(outputs) ? PySequence_Tuple(outputs)
+                                               : PyTuple_Pack(1, outputs);
     Py_DECREF(outputs);
     return tuple;
 }
@@ -147,7 +158,8 @@ bool tell_fallback(PyObject *function, PyObject *error, PyObject *entry) {
 }
 
 // Runs an entry whose guards have passed; `inputs` is consumed. Returns as fw_cache_run.
-int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
+int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *function, PyObject *const *locals,
+              Py_ssize_t n, PyObject **result) {
     entry->calls++;
     PyObject *outputs;
     if (entry->is_plan)
@@ -175,7 +187,8 @@ int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *fu
     return 1;
 }
 
-// --- FrameCache -------------------------------------------------------------------------------------------------------------------------
+// --- FrameCache
+// ---------------------------------------------------------------------------------------------------------------------
 
 // Whether the entry was made for many sizes: the driver has tagged it.
 bool is_general(const Entry *entry) { return entry->tag != nullptr && entry->tag != Py_None; }
@@ -191,7 +204,8 @@ void move_forward(std::vector<Entry *> &entries, size_t i) {
 int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
     for (size_t i = 0; i < self->entries->size(); i++) {
         Entry *entry = (*self->entries)[i];
-        if (entry->program == nullptr || entry->retired) continue;  // never initialised, or cleared by the garbage collector
+        if (entry->program == nullptr || entry->retired)
+            continue;  // never initialised, or cleared by the garbage collector
         PyObject *small[kStackArguments];
         std::vector<PyObject *> large;
         PyObject **inputs = small;
@@ -249,7 +263,8 @@ int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_
         Held alive(found);
         append_entry(self, reinterpret_cast<Entry *>(found));
     }
-    // The new entry goes through its guards as any other: they find the inputs. When they fail, the capture itself has changed what they look at.
+    // The new entry goes through its guards as any other: they find the inputs. When they fail, the capture itself has
+    // changed what they look at.
     done = try_entries(self, function, locals, n, result);
     if (done < 0) return tell_fallback(function, nullptr, Py_None) ? 0 : 1;
     return done;
@@ -334,15 +349,19 @@ PyMethodDef cache_methods[] = {
 };
 
 PyMemberDef cache_members[] = {
-    {"hooked", T_BOOL, offsetof(FrameCache, hooked), 0, "Whether eager runs compile the frames that they call (default True)."},
+    {"hooked", T_BOOL, offsetof(FrameCache, hooked), 0,
+     "Whether eager runs compile the frames that they call (default True)."},
     {"__dictoffset__", T_PYSSIZET, offsetof(FrameCache, dict), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
 PyGetSetDef cache_getset[] = {
-    {"entries", cache_entries, nullptr, "The entries as a tuple: without a tag first, and the most recently used first.", nullptr},
-    {"miss", cache_get_miss, cache_set_miss, "miss(cache, function, locals) -> Entry or None, or None: never capture again.", nullptr},
-    {"frames", cache_get_frames, cache_set_frames, "The table of the frames that its eager runs call, one a compiler (csrc/hook.c), or None.", nullptr},
+    {"entries", cache_entries, nullptr,
+     "The entries as a tuple: without a tag first, and the most recently used first.", nullptr},
+    {"miss", cache_get_miss, cache_set_miss,
+     "miss(cache, function, locals) -> Entry or None, or None: never capture again.", nullptr},
+    {"frames", cache_get_frames, cache_set_frames,
+     "The table of the frames that its eager runs call, one a compiler (csrc/hook.c), or None.", nullptr},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -366,7 +385,8 @@ PyTypeObject cache_type = [] {
     return type;
 }();
 
-// --- module functions -------------------------------------------------------------------------------------------------------------------
+// --- module functions
+// -------------------------------------------------------------------------------------------------------------------
 
 PyObject *set_fallback_error(PyObject *, PyObject *cls) {
     if (!PyExceptionClass_Check(cls)) {
@@ -388,17 +408,21 @@ PyObject *set_left_alone(PyObject *, PyObject *callable) {
 }
 
 PyMethodDef functions[] = {
-    {"set_fallback_error", set_fallback_error, METH_O, "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
+    {"set_fallback_error", set_fallback_error, METH_O,
+     "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
     {"set_fell_back", set_fell_back, METH_O,
-     "set_fell_back(callable or None): called as callable(function, error or None, entry or None) before a compiled call is repeated eagerly."},
+     "set_fell_back(callable or None): called as callable(function, error or None, entry or None) before a compiled "
+     "call is repeated eagerly."},
     {"set_left_alone", set_left_alone, METH_O,
-     "set_left_alone(callable or None): called as callable(function) before a call that runs eagerly since modes_known() is false."},
+     "set_left_alone(callable or None): called as callable(function) before a call that runs eagerly since "
+     "modes_known() is false."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
 
-// --- what a CompiledFunction shares ---------------------------------------------------------------------------------------------------
+// --- what a CompiledFunction shares
+// ---------------------------------------------------------------------------------------------------
 
 namespace fw {
 
@@ -501,7 +525,9 @@ int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, P
 }
 
 int fw_entry_init(PyObject *module) {
-    if (PyModule_AddFunctions(module, functions) < 0 || fw::interruptions_init(module) < 0 || fw::stance_init(module) < 0 || fw::modes_init(module) < 0 ||
-        PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
+    if (PyModule_AddFunctions(module, functions) < 0 || fw::interruptions_init(module) < 0 ||
+        fw::stance_init(module) < 0 || fw::modes_init(module) < 0 || PyModule_AddType(module, &entry_type) < 0 ||
+        PyModule_AddType(module, &cache_type) < 0)
+        return -1;
     return fw::compiled_function_init(module, &cache_type);
 }

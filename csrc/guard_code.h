@@ -1,4 +1,5 @@
-// Inside of the guard program: instructions and what a check works on. Shared by guards.cpp (running) and guard_program.cpp (building).
+// Inside of the guard program: instructions and what a check works on. Shared by guards.cpp (running) and
+// guard_program.cpp (building).
 #ifndef FUSEWRIGHT_GUARD_CODE_H
 #define FUSEWRIGHT_GUARD_CODE_H
 
@@ -11,10 +12,12 @@
 namespace fw {
 
 // The order is known to capture/guards.py through the module's OPCODES tuple.
-#define FW_OPCODES(X)                                                                                                                     \
-    X(LOCAL) X(FUNCTION) X(CONSTANT) X(GLOBALS) X(BUILTINS) X(CLOSURE) X(TYPE_OF) X(INSTANCE_DICT) X(ITEM) X(IDENTITY_ITEM) X(GLOBAL_ITEM) \
-    X(DICT_KEY) X(REFERENT) X(COMPUTED) X(ATTRIBUTE) X(SIZE_OF) X(STRIDE_OF) X(INT_OF) X(BLOCK) X(BLOCK_END) X(TYPE) X(IS) X(EQUALS) X(LENGTH) X(KEYS) X(ABSENT)   \
-    X(BOUND) X(UNBOUND) X(TENSOR) X(TYPE_BLOCK) X(TYPE_ATTRIBUTE) X(SAME) X(DIFFERENT) X(NO_OVERLAP) X(SIZE) X(STATE) X(CALL)
+#define FW_OPCODES(X)                                                                                              \
+    X(LOCAL)                                                                                                       \
+    X(FUNCTION) X(CONSTANT) X(GLOBALS) X(BUILTINS) X(CLOSURE) X(TYPE_OF) X(INSTANCE_DICT) X(ITEM) X(IDENTITY_ITEM) \
+        X(GLOBAL_ITEM) X(DICT_KEY) X(REFERENT) X(COMPUTED) X(ATTRIBUTE) X(SIZE_OF) X(STRIDE_OF) X(INT_OF) X(BLOCK) \
+            X(BLOCK_END) X(TYPE) X(IS) X(EQUALS) X(LENGTH) X(KEYS) X(ABSENT) X(BOUND) X(UNBOUND) X(TENSOR)         \
+                X(TYPE_BLOCK) X(TYPE_ATTRIBUTE) X(SAME) X(DIFFERENT) X(NO_OVERLAP) X(SIZE) X(STATE) X(CALL)
 enum Op : uint16_t {
 #define FW_ENUM(name) OP_##name,
     FW_OPCODES(FW_ENUM)
@@ -27,8 +30,10 @@ const char *const op_names[] = {
 };
 constexpr int kOpCount = sizeof op_names / sizeof *op_names;
 
-#define FW_RELATIONS(X) \
-    X(CONST) X(SYM) X(ADD) X(SUB) X(MUL) X(FLOORDIV) X(MOD) X(MIN) X(MAX) X(NEG) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR) X(NOT)
+#define FW_RELATIONS(X)                                                                                            \
+    X(CONST)                                                                                                       \
+    X(SYM) X(ADD) X(SUB) X(MUL) X(FLOORDIV) X(MOD) X(MIN) X(MAX) X(NEG) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) \
+        X(OR) X(NOT)
 enum RelationOp : int64_t {
 #define FW_ENUM(name) REL_##name,
     FW_RELATIONS(FW_ENUM)
@@ -43,8 +48,8 @@ constexpr int kRelationCount = sizeof relation_names / sizeof *relation_names;
 constexpr int kRelationDepth = 64;
 constexpr int64_t kAny = INT64_MIN;  // a symbolic dimension in a tensor guard
 
-// One instruction: `slot` is written by sources and read by guards. `skip` is where a block continues when it is skipped; of a BLOCK_END, the
-// instruction of its BLOCK.
+// One instruction: `slot` is written by sources and read by guards. `skip` is where a block continues when it is
+// skipped; of a BLOCK_END, the instruction of its BLOCK.
 struct Instruction {
     uint16_t op;
     bool optional;  // a source that may be unbound: its slot is then NULL
@@ -64,7 +69,8 @@ struct TensorCheck {
 
 struct Group {  // slots that are compared with each other
     std::vector<int32_t> slots;
-    std::vector<PyObject *> passed;  // compared only, never followed: the pointers that were pairwise different last time
+    std::vector<PyObject *>
+        passed;  // compared only, never followed: the pointers that were pairwise different last time
 };
 
 struct Input {
@@ -82,8 +88,8 @@ struct Frame {
     int pinned = 0;
 };
 
-// One step of a shortcut (guard_words.cpp). Half of what a check costs is reading these, so they are kept short: the kind stands in the bits of
-// `at` that an aligned address leaves.
+// One step of a shortcut (guard_words.cpp). Half of what a check costs is reading these, so they are kept short: the
+// kind stands in the bits of `at` that an aligned address leaves.
 enum WordKind : uint64_t {
     kWord,          // the eight bytes at this address are `expected`
     kDtypeWord,     // of a tensor: those that hold its dtype
@@ -101,8 +107,12 @@ struct Word {
     size_t from() const { return expected >> 32; }
     size_t to() const { return expected & 0xFFFFFFFF; }
 
-    static Word memory(const uint64_t *place, uint64_t expected, WordKind kind) { return {reinterpret_cast<uint64_t>(place) | kind, expected}; }
-    static Word local(int32_t number, PyObject *object) { return {static_cast<uint64_t>(number) << 3 | kLocalWord, reinterpret_cast<uint64_t>(object)}; }
+    static Word memory(const uint64_t *place, uint64_t expected, WordKind kind) {
+        return {reinterpret_cast<uint64_t>(place) | kind, expected};
+    }
+    static Word local(int32_t number, PyObject *object) {
+        return {static_cast<uint64_t>(number) << 3 | kLocalWord, reinterpret_cast<uint64_t>(object)};
+    }
     static Word function(PyObject *object) { return {kFunctionWord, reinterpret_cast<uint64_t>(object)}; }
     static Word range(size_t from, size_t to) { return {kRangeWord, static_cast<uint64_t>(from) << 32 | to}; }
 };
@@ -140,8 +150,10 @@ void unpin(Frame &frame);
 // The index of the first instruction that fails, or -1.
 Py_ssize_t run_guards(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments);
 // The same for the instructions from `pc` to `end`.
-Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments, size_t pc, size_t end);
-// Takes the shortcut: -1 when it passes, the index of an instruction that fails, or kChanged: a word differs, which says nothing.
+Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments, size_t pc,
+                     size_t end);
+// Takes the shortcut: -1 when it passes, the index of an instruction that fails, or kChanged: a word differs, which
+// says nothing.
 constexpr Py_ssize_t kChanged = -2;
 Py_ssize_t check_words(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments);
 // Makes the shortcut from a frame that run_guards has just passed on (before `unpin`).

@@ -1,6 +1,8 @@
-// The type GuardProgram: building its code from the tuples that capture/guards/program.py emits, and its Python methods.
+// The type GuardProgram: building its code from the tuples that capture/guards/program.py emits, and its Python
+// methods.
 //
-// Always holds: every slot, int and instruction number in a program that was built is in range, so that running needs no checks.
+// Always holds: every slot, int and instruction number in a program that was built is in range, so that running needs
+// no checks.
 #include <algorithm>
 #include <utility>
 
@@ -28,8 +30,9 @@ bool build_tensor(PyObject *spec, Code *code, Instruction *in) {
     PyObject *cls, *shape, *stride;
     unsigned long long first, second;
     int native;
-    if (!PyArg_ParseTuple(spec, "O!p(KK)iiiO!O!O", &PyType_Type, &cls, &native, &first, &second, &check.dtype, &check.device_index, &check.requires_grad,
-                          &PyTuple_Type, &shape, &PyTuple_Type, &stride, &check.slow))
+    if (!PyArg_ParseTuple(spec, "O!p(KK)iiiO!O!O", &PyType_Type, &cls, &native, &first, &second, &check.dtype,
+                          &check.device_index, &check.requires_grad, &PyTuple_Type, &shape, &PyTuple_Type, &stride,
+                          &check.slow))
         return false;
     check.cls = reinterpret_cast<PyTypeObject *>(cls);
     check.native = native != 0;
@@ -69,7 +72,8 @@ bool build_relation(PyObject *postfix, Code *code, Instruction *in) {
     for (size_t at = 0; ok && at < out.size(); at++) {
         int64_t op = out[at];
         if (op == REL_CONST || op == REL_SYM) {
-            ok = ++at < out.size() && ++depth <= kRelationDepth && (op == REL_CONST || (out[at] >= 0 && out[at] < code->ints));
+            ok = ++at < out.size() && ++depth <= kRelationDepth &&
+                 (op == REL_CONST || (out[at] >= 0 && out[at] < code->ints));
         } else {
             int operands = op == REL_NEG || op == REL_NOT ? 1 : 2;
             ok = op > 0 && op < kRelationCount && depth >= operands;
@@ -96,13 +100,17 @@ bool build_instruction(PyObject *spec, Py_ssize_t n, Code *code) {
     }
     if (!PyArg_ParseTuple(spec, "iiiiipOO", &op, &slot, &base, &arg, &skip, &optional, &object, &detail)) return false;
     const bool writes_int = op == OP_SIZE_OF || op == OP_STRIDE_OF || op == OP_INT_OF;
-    const bool reads_base = (op >= OP_TYPE_OF && op <= OP_BLOCK) || op == OP_SAME;  // otherwise `base` counts the slots evaluated so far
-    const bool writes_slot = op <= OP_ATTRIBUTE, reads_slot = (op >= OP_TYPE && op <= OP_TENSOR) || op == OP_SAME || op == OP_CALL;
+    const bool reads_base =
+        (op >= OP_TYPE_OF && op <= OP_BLOCK) || op == OP_SAME;  // otherwise `base` counts the slots evaluated so far
+    const bool writes_slot = op <= OP_ATTRIBUTE,
+               reads_slot = (op >= OP_TYPE && op <= OP_TENSOR) || op == OP_SAME || op == OP_CALL;
     bool fits = op >= 0 && op < kOpCount && slot >= 0 && base >= 0 && base <= code->slots;
-    fits = fits && (!writes_int || slot < code->ints) && (!(writes_slot || reads_slot) || slot < code->slots) && (!reads_base || base < code->slots);
-    fits = fits && skip <= n && (!(op == OP_BLOCK || op == OP_TYPE_BLOCK) || skip > 0) && (op != OP_BLOCK_END || skip >= 0);
-    fits = fits && (op != OP_GLOBAL_ITEM || (arg >= 0 && arg < code->slots)) && (op != OP_BLOCK || arg < code->slots) && (op != OP_LOCAL || arg >= 0) &&
-           (op != OP_CLOSURE || arg >= 0);
+    fits = fits && (!writes_int || slot < code->ints) && (!(writes_slot || reads_slot) || slot < code->slots) &&
+           (!reads_base || base < code->slots);
+    fits = fits && skip <= n && (!(op == OP_BLOCK || op == OP_TYPE_BLOCK) || skip > 0) &&
+           (op != OP_BLOCK_END || skip >= 0);
+    fits = fits && (op != OP_GLOBAL_ITEM || (arg >= 0 && arg < code->slots)) && (op != OP_BLOCK || arg < code->slots) &&
+           (op != OP_LOCAL || arg >= 0) && (op != OP_CLOSURE || arg >= 0);
     if (!fits) {
         PyErr_Format(PyExc_ValueError, "instruction %d is out of range", static_cast<int>(code->instructions.size()));
         return false;
@@ -134,8 +142,8 @@ PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static const char *names[] = {"slots", "ints", "instructions", "inputs", "state_fallback", nullptr};
     PyObject *instructions, *inputs, *state_fallback = nullptr;
     int slots, ints;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!O!|O", const_cast<char **>(names), &slots, &ints, &PyList_Type, &instructions, &PyList_Type, &inputs,
-                                     &state_fallback))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!O!|O", const_cast<char **>(names), &slots, &ints, &PyList_Type,
+                                     &instructions, &PyList_Type, &inputs, &state_fallback))
         return nullptr;
     Held made(type->tp_alloc(type, 0));
     if (made.get() == nullptr) return nullptr;
@@ -244,28 +252,36 @@ PyObject *program_failing(PyObject *object, PyObject *const *args, Py_ssize_t n)
     return PyLong_FromSsize_t(failing);
 }
 
-PyObject *program_size(PyObject *self, void *) { return PyLong_FromSize_t(reinterpret_cast<GuardProgram *>(self)->code->instructions.size()); }
+PyObject *program_size(PyObject *self, void *) {
+    return PyLong_FromSize_t(reinterpret_cast<GuardProgram *>(self)->code->instructions.size());
+}
 
-PyObject *program_words(PyObject *self, void *) { return PyLong_FromSize_t(reinterpret_cast<GuardProgram *>(self)->code->words.size()); }
+PyObject *program_words(PyObject *self, void *) {
+    return PyLong_FromSize_t(reinterpret_cast<GuardProgram *>(self)->code->words.size());
+}
 
 PyMethodDef program_methods[] = {
-    {"check", reinterpret_cast<PyCFunction>(fw::caught<program_check>), METH_FASTCALL, "check(locals: tuple, function) -> bool"},
-    {"inputs", reinterpret_cast<PyCFunction>(fw::caught<program_inputs>), METH_FASTCALL, "inputs(locals, function) -> tuple of the graph's inputs, or None when a guard fails"},
+    {"check", reinterpret_cast<PyCFunction>(fw::caught<program_check>), METH_FASTCALL,
+     "check(locals: tuple, function) -> bool"},
+    {"inputs", reinterpret_cast<PyCFunction>(fw::caught<program_inputs>), METH_FASTCALL,
+     "inputs(locals, function) -> tuple of the graph's inputs, or None when a guard fails"},
     {"failing", reinterpret_cast<PyCFunction>(fw::caught<program_failing>), METH_FASTCALL,
      "failing(locals, function) -> index of the first instruction that fails, or None; remembers nothing"},
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyGetSetDef program_getset[] = {{"size", program_size, nullptr, "Number of instructions.", nullptr},
-                                {"words", program_words, nullptr, "Number of steps of the shortcut; 0 while there is none.", nullptr},
-                                {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef program_getset[] = {
+    {"size", program_size, nullptr, "Number of instructions.", nullptr},
+    {"words", program_words, nullptr, "Number of steps of the shortcut; 0 while there is none.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyTypeObject program_type = [] {
     PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
     type.tp_name = "fusewright._native.GuardProgram";
     type.tp_basicsize = sizeof(GuardProgram);
     type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
-    type.tp_doc = "GuardProgram(slots, ints, instructions, inputs, state_fallback=None): see capture/guards.py, which builds it.";
+    type.tp_doc =
+        "GuardProgram(slots, ints, instructions, inputs, state_fallback=None): see capture/guards.py, which builds it.";
     type.tp_new = fw::caught<program_new>;
     type.tp_dealloc = program_dealloc;
     type.tp_traverse = program_traverse;
@@ -291,7 +307,8 @@ PyObject *py_constant_equal(PyObject *, PyObject *const *args, Py_ssize_t n) {
 
 PyMethodDef functions[] = {
     {"constant_equal", reinterpret_cast<PyCFunction>(py_constant_equal), METH_FASTCALL,
-     "constant_equal(expected, actual): same type and value, floats bit for bit, instances of user classes by identity"},
+     "constant_equal(expected, actual): same type and value, floats bit for bit, instances of user classes by "
+     "identity"},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -299,9 +316,12 @@ PyMethodDef functions[] = {
 
 PyTypeObject *guard_program_type() { return &program_type; }
 
-Py_ssize_t guard_program_inputs(PyObject *program) { return static_cast<Py_ssize_t>(reinterpret_cast<GuardProgram *>(program)->code->inputs.size()); }
+Py_ssize_t guard_program_inputs(PyObject *program) {
+    return static_cast<Py_ssize_t>(reinterpret_cast<GuardProgram *>(program)->code->inputs.size());
+}
 
-int guard_program_check(PyObject *program, PyObject *const *locals, Py_ssize_t n, PyObject *function, PyObject **inputs) {
+int guard_program_check(PyObject *program, PyObject *const *locals, Py_ssize_t n, PyObject *function,
+                        PyObject **inputs) {
     return check_guards(reinterpret_cast<GuardProgram *>(program), {locals, n, function}, inputs) < 0;
 }
 
@@ -309,10 +329,13 @@ int guard_program_check(PyObject *program, PyObject *const *locals, Py_ssize_t n
 
 int fw_guards_init(PyObject *module) {
     using namespace fw;
-    if (values_init() < 0 || dict_versions_init() < 0 || tensors_init(module) < 0 || PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (values_init() < 0 || dict_versions_init() < 0 || tensors_init(module) < 0 ||
+        PyModule_AddFunctions(module, functions) < 0)
+        return -1;
     if (PyModule_AddType(module, &program_type) < 0) return -1;
     PyObject *ops = name_tuple(op_names, kOpCount), *relations = name_tuple(relation_names, kRelationCount);
-    int failed = PyModule_AddObjectRef(module, "OPCODES", ops) < 0 || PyModule_AddObjectRef(module, "RELATIONS", relations) < 0;
+    int failed =
+        PyModule_AddObjectRef(module, "OPCODES", ops) < 0 || PyModule_AddObjectRef(module, "RELATIONS", relations) < 0;
     Py_XDECREF(ops);
     Py_XDECREF(relations);
     return failed ? -1 : 0;

@@ -1,15 +1,20 @@
 // The shortcut of a guard program: what a check reads while nothing changes, as a list of memory words.
 //
-// Takes a program and a frame that it has just passed on; gives a list of (address, content). A check that finds every word as it was
-// would run the same instructions over the same objects with the same outcome, so it passes without running them. The addresses are
-// known beforehand, so their reads do not wait for one another: in a deep model what a check costs is misses of the caches.
+// Takes a program and a frame that it has just passed on; gives a list of (address, content). A check that finds every
+// word as it was would run the same instructions over the same objects with the same outcome, so it passes without
+// running them. The addresses are known beforehand, so their reads do not wait for one another: in a deep model what a
+// check costs is misses of the caches.
 //
 // Always holds:
-// - A slot is *settled* when the words before say that it would be filled with the very pointer that it holds. Only what reads settled
+// - A slot is *settled* when the words before say that it would be filled with the very pointer that it holds. Only
+// what reads settled
 //   slots is made words; the other instructions are run, in their order.
-// - A pointer that is the same need not be the same object (it may have been freed, and its place taken). It is for a *kept* slot: the program
-//   keeps the object, or a dict whose version is the same does. Of all others the type is a word as well, and of kept ones whose class may change.
-// - An address is read only after the words that say that it still belongs to a living object: of the argument, of a dict that has its
+// - A pointer that is the same need not be the same object (it may have been freed, and its place taken). It is for a
+// *kept* slot: the program
+//   keeps the object, or a dict whose version is the same does. Of all others the type is a word as well, and of kept
+//   ones whose class may change.
+// - An address is read only after the words that say that it still belongs to a living object: of the argument, of a
+// dict that has its
 //   version (versions are never used twice), of a container that has its type and size.
 // - A word that differs is no failure: the program is run.
 #include "guard_code.h"
@@ -19,7 +24,8 @@
 namespace fw {
 namespace {
 
-// Of the eight bytes of a tensor around its dtype, the dtype's two; 0 where they stand elsewhere in the word (big-endian).
+// Of the eight bytes of a tensor around its dtype, the dtype's two; 0 where they stand elsewhere in the word
+// (big-endian).
 uint64_t dtype_mask() {
     const uint16_t one = 1;
     return *reinterpret_cast<const uint8_t *>(&one) == 0 ? 0 : uint64_t(0xFFFF) << (8 * (layout.dtype & 7));
@@ -27,25 +33,30 @@ uint64_t dtype_mask() {
 
 class Learner {
   public:
-    Learner(Code &code, const Frame &frame, const Arguments &arguments)
-        : code_(code), frame_(frame), arguments_(arguments), settled_(static_cast<size_t>(code.slots)), kept_(settled_), typed_(settled_) {}
+      Learner(Code &code, const Frame &frame, const Arguments &arguments)
+          : code_(code),
+            frame_(frame),
+            arguments_(arguments),
+            settled_(static_cast<size_t>(code.slots)),
+            kept_(settled_),
+            typed_(settled_) {}
 
-    void run() {
-        const size_t n = code_.instructions.size();
-        size_t pc = 0;
-        while (pc < n) {
-            const Instruction &in = code_.instructions[pc];
-            const bool block = in.op == OP_BLOCK || in.op == OP_TYPE_BLOCK;
-            const size_t next = block ? static_cast<size_t>(in.skip) : pc + 1;
-            const size_t known = words_.size();
-            if (!settle(in, pc)) {
-                words_.resize(known);
-                instructions(pc, next);
-            }
-            pc = next;
-        }
-        code_.words.swap(words_);
-    }
+      void run() {
+          const size_t n = code_.instructions.size();
+          size_t pc = 0;
+          while (pc < n) {
+              const Instruction &in = code_.instructions[pc];
+              const bool block = in.op == OP_BLOCK || in.op == OP_TYPE_BLOCK;
+              const size_t next = block ? static_cast<size_t>(in.skip) : pc + 1;
+              const size_t known = words_.size();
+              if (!settle(in, pc)) {
+                  words_.resize(known);
+                  instructions(pc, next);
+              }
+              pc = next;
+          }
+          code_.words.swap(words_);
+      }
 
   private:
     Code &code_;
@@ -110,8 +121,10 @@ class Learner {
             case OP_CONSTANT: return kept_[static_cast<size_t>(in.slot)] = true;
             case OP_LOCAL: return local(in);
             case OP_FUNCTION: return function();
-            case OP_GLOBALS: return function() && word(&reinterpret_cast<PyFunctionObject *>(arguments_.function)->func_globals);
-            case OP_BUILTINS: return function() && word(&reinterpret_cast<PyFunctionObject *>(arguments_.function)->func_builtins);
+            case OP_GLOBALS:
+                return function() && word(&reinterpret_cast<PyFunctionObject *>(arguments_.function)->func_globals);
+            case OP_BUILTINS:
+                return function() && word(&reinterpret_cast<PyFunctionObject *>(arguments_.function)->func_builtins);
             case OP_TYPE_OF: return settled(in.base) && type_of(in.base);
             case OP_INSTANCE_DICT: return settled(in.base) && dict_of(in);
             case OP_ITEM: return settled(in.base) && item(in);
@@ -132,14 +145,16 @@ class Learner {
         PyObject *object = at(in.base);
         PyObject **place = nullptr;
         if (PyType_Check(object)) {
-            if (PY_VERSION_HEX < 0x030C0000 || PyType_HasFeature(reinterpret_cast<PyTypeObject *>(object), Py_TPFLAGS_HEAPTYPE))
+            if (PY_VERSION_HEX < 0x030C0000 ||
+                PyType_HasFeature(reinterpret_cast<PyTypeObject *>(object), Py_TPFLAGS_HEAPTYPE))
                 place = &reinterpret_cast<PyTypeObject *>(object)->tp_dict;
         } else if (!Py_IS_TYPE(object, &PyDictProxy_Type)) {
             place = _PyObject_GetDictPtr(object);
         }
         if (place == nullptr || *place == nullptr) return false;
         type_of(in.base);
-        typed_[static_cast<size_t>(in.slot)] = PyDict_CheckExact(*place);  // nothing but a dict stands there, and a version tells which one
+        typed_[static_cast<size_t>(in.slot)] =
+            PyDict_CheckExact(*place);  // nothing but a dict stands there, and a version tells which one
         return word(place);
     }
 
@@ -152,7 +167,8 @@ class Learner {
         type_of(in.base);
         word(&reinterpret_cast<PyVarObject *>(base)->ob_size);
         if (list) word(&reinterpret_cast<PyListObject *>(base)->ob_item);
-        PyObject **items = list ? reinterpret_cast<PyListObject *>(base)->ob_item : reinterpret_cast<PyTupleObject *>(base)->ob_item;
+        PyObject **items =
+            list ? reinterpret_cast<PyListObject *>(base)->ob_item : reinterpret_cast<PyTupleObject *>(base)->ob_item;
         return word(items + index);
     }
 
@@ -203,14 +219,17 @@ class Learner {
         type_of(slot);
         if (PyDict_Check(object)) {
             const bool empty = PyDict_GET_SIZE(object) == 0;  // a change of its content is then a change of its length
-            return (kVersionsApart && empty && version_of(object)) || word(&reinterpret_cast<PyDictObject *>(object)->ma_used);
+            return (kVersionsApart && empty && version_of(object)) ||
+                   word(&reinterpret_cast<PyDictObject *>(object)->ma_used);
         }
         return word(&reinterpret_cast<PyVarObject *>(object)->ob_size);
     }
 
     bool tensor(const TensorCheck &check, int32_t slot) {
         constexpr int kInline = 5;
-        if (!check.native || !layout.ready || check.requires_grad >= 0 || check.device_index != -2 || check.dim > kInline) return false;
+        if (!check.native || !layout.ready || check.requires_grad >= 0 || check.device_index != -2 ||
+            check.dim > kInline)
+            return false;
         if (dtype_mask() == 0) return false;
         PyObject *object = at(slot);
         const char *impl = tensor_impl(object);
@@ -231,16 +250,22 @@ class Learner {
     bool block(const Instruction &in, size_t pc) {
         if (!settled(in.base) || (in.arg >= 0 && !settled(in.arg))) return false;
         PyObject *dict = at(in.base), *second = in.arg >= 0 ? at(in.arg) : nullptr;
-        if (!PyDict_Check(dict) || PyODict_Check(dict) || (second != nullptr && (!PyDict_Check(second) || PyODict_Check(second)))) return false;
+        if (!PyDict_Check(dict) || PyODict_Check(dict) ||
+            (second != nullptr && (!PyDict_Check(second) || PyODict_Check(second))))
+            return false;
         const uint64_t version = dict_version(dict);
         if (version == 0 || frame_.versions[pc] != version) return false;
-        if (second != nullptr && (dict_version(second) == 0 || frame_.versions[static_cast<size_t>(in.skip) - 1] != dict_version(second))) return false;
+        if (second != nullptr &&
+            (dict_version(second) == 0 || frame_.versions[static_cast<size_t>(in.skip) - 1] != dict_version(second)))
+            return false;
         type_of(in.base);
         version_of(dict);
         if (second != nullptr) version_of(second);
         for (size_t i = pc + 1; i < static_cast<size_t>(in.skip); i++) {
             const Instruction &inside = code_.instructions[i];
-            if (inside.op <= OP_ATTRIBUTE) settled_[static_cast<size_t>(inside.slot)] = kept_[static_cast<size_t>(inside.slot)] = inside.base == in.base;
+            if (inside.op <= OP_ATTRIBUTE)
+                settled_[static_cast<size_t>(inside.slot)] = kept_[static_cast<size_t>(inside.slot)] =
+                    inside.base == in.base;
         }
         return true;
     }
@@ -266,7 +291,9 @@ Py_ssize_t check_words(const GuardProgram *self, Code &code, Frame &frame, const
                 if ((*one.place() & of_dtype) != one.expected) return kChanged;
                 break;
             case kLocalWord:
-                if (one.number() >= arguments.n || reinterpret_cast<uint64_t>(arguments.locals[one.number()]) != one.expected) return kChanged;
+                if (one.number() >= arguments.n ||
+                    reinterpret_cast<uint64_t>(arguments.locals[one.number()]) != one.expected)
+                    return kChanged;
                 break;
             case kFunctionWord:
                 if (reinterpret_cast<uint64_t>(arguments.function) != one.expected) return kChanged;

@@ -1,16 +1,22 @@
-// Running a guard program: a flat program that decides whether a captured frame may be reused, and finds the graph's inputs.
+// Running a guard program: a flat program that decides whether a captured frame may be reused, and finds the graph's
+// inputs.
 //
-// Takes instructions made by capture/guards.py (sources evaluated into slots, guards over slots) and, at each check, a frame's locals and
-// function. Gives yes or no and the inputs. Instructions come in an order in which a source stands after its base's guards.
+// Takes instructions made by capture/guards.py (sources evaluated into slots, guards over slots) and, at each check, a
+// frame's locals and function. Gives yes or no and the inputs. Instructions come in an order in which a source stands
+// after its base's guards.
 //
 // Always holds:
-// - Slots are borrowed pointers. They stay valid during a check because nothing runs Python code; before an instruction that might,
+// - Slots are borrowed pointers. They stay valid during a check because nothing runs Python code; before an instruction
+// that might,
 //   `pin` takes references to every slot evaluated so far.
-// - A block holds the reads from one dict (and the guards that depend on nothing but which objects were read). While the dict's version is the
-//   one the block last passed with, its slots hold what the dict holds, and the block is skipped. A version that differs is no failure: the
-//   block is run, and remembers the new version if it passes.
-// - A program that has passed twice takes the shortcut of guard_words.cpp, which says yes only where the instructions would.
-// - A check that meets another check of the same program in progress (recursion, another thread) works on slots of its own.
+// - A block holds the reads from one dict (and the guards that depend on nothing but which objects were read). While
+// the dict's version is the
+//   one the block last passed with, its slots hold what the dict holds, and the block is skipped. A version that
+//   differs is no failure: the block is run, and remembers the new version if it passes.
+// - A program that has passed twice takes the shortcut of guard_words.cpp, which says yes only where the instructions
+// would.
+// - A check that meets another check of the same program in progress (recursion, another thread) works on slots of its
+// own.
 #include <algorithm>
 #include <utility>
 
@@ -137,7 +143,9 @@ bool no_overlap(const Frame &frame, const Group &group) {
     for (int32_t slot : group.slots) {
         PyObject *tensor = frame.slots[slot];
         uintptr_t begin, end;
-        if (tensor == nullptr || !is_tensor(tensor) || tensor_impl(tensor) == nullptr || !tensor_storage_range(tensor_impl(tensor), &begin, &end)) return false;
+        if (tensor == nullptr || !is_tensor(tensor) || tensor_impl(tensor) == nullptr ||
+            !tensor_storage_range(tensor_impl(tensor), &begin, &end))
+            return false;
         if (begin != 0 && end > begin) ranges.emplace_back(begin, end);
     }
     if (!std::is_sorted(ranges.begin(), ranges.end())) std::sort(ranges.begin(), ranges.end());
@@ -227,21 +235,29 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
         case OP_BUILTINS: return reinterpret_cast<PyFunctionObject *>(arguments.function)->func_builtins;
         case OP_CLOSURE: {
             PyObject *cells = reinterpret_cast<PyFunctionObject *>(arguments.function)->func_closure;
-            return cells != nullptr && in.arg < PyTuple_GET_SIZE(cells) ? PyCell_GET(PyTuple_GET_ITEM(cells, in.arg)) : nullptr;
+            return cells != nullptr && in.arg < PyTuple_GET_SIZE(cells) ? PyCell_GET(PyTuple_GET_ITEM(cells, in.arg))
+                                                                        : nullptr;
         }
         case OP_TYPE_OF: return reinterpret_cast<PyObject *>(Py_TYPE(frame.slots[in.base]));
         case OP_INSTANCE_DICT: return instance_dict(frame.slots[in.base]);
-        case OP_ITEM: return read_item(frame, frame.slots[in.base], in.object, in.arg == INT32_MIN ? kAny : in.arg, in.slot);
-        case OP_IDENTITY_ITEM: return PyDict_Check(frame.slots[in.base]) ? dict_find_identical(frame.slots[in.base], in.object) : nullptr;
+        case OP_ITEM:
+            return read_item(frame, frame.slots[in.base], in.object, in.arg == INT32_MIN ? kAny : in.arg, in.slot);
+        case OP_IDENTITY_ITEM:
+            return PyDict_Check(frame.slots[in.base]) ? dict_find_identical(frame.slots[in.base], in.object) : nullptr;
         case OP_GLOBAL_ITEM: {
             PyObject *value = dict_lookup(frame, frame.slots[in.base], in.object, in.slot);
             PyObject *builtins = frame.slots[in.arg];
-            return value != nullptr || builtins == nullptr || !PyDict_Check(builtins) ? value : dict_lookup(frame, builtins, in.object, in.slot);
+            return value != nullptr || builtins == nullptr || !PyDict_Check(builtins)
+                       ? value
+                       : dict_lookup(frame, builtins, in.object, in.slot);
         }
-        case OP_DICT_KEY: return PyDict_Check(frame.slots[in.base]) ? dict_key_at(frame.slots[in.base], in.arg) : nullptr;
+        case OP_DICT_KEY:
+            return PyDict_Check(frame.slots[in.base]) ? dict_key_at(frame.slots[in.base], in.arg) : nullptr;
         case OP_REFERENT:
             // A subclass (weakref.KeyedRef) that is called as its base is.
-            if (!PyWeakref_CheckRef(frame.slots[in.base]) || Py_TYPE(frame.slots[in.base])->tp_call != _PyWeakref_RefType.tp_call) return nullptr;
+            if (!PyWeakref_CheckRef(frame.slots[in.base]) ||
+                Py_TYPE(frame.slots[in.base])->tp_call != _PyWeakref_RefType.tp_call)
+                return nullptr;
             return own(frame, PyObject_CallNoArgs(frame.slots[in.base]));
         case OP_COMPUTED:
             pin(frame, in.slot);
@@ -276,7 +292,8 @@ bool enter_block(const Instruction &in, size_t pc, Frame &frame) {
 bool collect_inputs(const Code &code, const Frame &frame, PyObject **inputs) {
     for (size_t i = 0; i < code.inputs.size(); i++) {
         const Input &input = code.inputs[i];
-        PyObject *value = input.is_int ? PyLong_FromLongLong(frame.ints[input.index]) : Py_XNewRef(frame.slots[input.index]);
+        PyObject *value =
+            input.is_int ? PyLong_FromLongLong(frame.ints[input.index]) : Py_XNewRef(frame.slots[input.index]);
         if (value == nullptr) {
             drop_error();
             while (i-- > 0) Py_DECREF(inputs[i]);
@@ -310,7 +327,8 @@ Py_ssize_t run_guards(const GuardProgram *self, Code &code, Frame &frame, const 
     return run_range(self, code, frame, arguments, 0, code.instructions.size());
 }
 
-Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments, size_t pc, size_t end) {
+Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments, size_t pc,
+                     size_t end) {
     const Instruction *first = code.instructions.data();
     while (pc < end) {
         const Instruction &in = first[pc];
@@ -319,7 +337,8 @@ Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const A
         switch (in.op) {
             case OP_SIZE_OF:
             case OP_STRIDE_OF:
-                passes = read_extent(frame, frame.slots[in.base], in.arg, in.op == OP_STRIDE_OF, in.optional, code.slots, &frame.ints[in.slot]);
+                passes = read_extent(frame, frame.slots[in.base], in.arg, in.op == OP_STRIDE_OF, in.optional,
+                                     code.slots, &frame.ints[in.slot]);
                 break;
             case OP_INT_OF:
                 subject = frame.slots[in.base];
@@ -362,7 +381,8 @@ Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const A
             case OP_ABSENT:
                 subject = frame.slots[in.slot];
                 passes = subject != nullptr && PyDict_Check(subject) &&
-                         (in.arg ? dict_find_identical(subject, in.object) : dict_lookup(frame, subject, in.object, in.base)) == nullptr;
+                         (in.arg ? dict_find_identical(subject, in.object)
+                                 : dict_lookup(frame, subject, in.object, in.base)) == nullptr;
                 break;
             case OP_BOUND: passes = frame.slots[in.slot] != nullptr; break;
             case OP_UNBOUND: passes = frame.slots[in.slot] == nullptr; break;
@@ -398,7 +418,9 @@ Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const A
                 if (passes && in.skip >= 0) frame.versions[in.skip] = type_version(type);
                 break;
             }
-            case OP_SAME: passes = frame.slots[in.slot] != nullptr && frame.slots[in.slot] == frame.slots[in.base]; break;
+            case OP_SAME:
+                passes = frame.slots[in.slot] != nullptr && frame.slots[in.slot] == frame.slots[in.base];
+                break;
             case OP_DIFFERENT: passes = all_different(frame, code.groups[in.detail]); break;
             case OP_NO_OVERLAP:
                 if (layout.storage_ready && all_tensors(frame, code.groups[in.detail])) {

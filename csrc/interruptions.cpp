@@ -1,9 +1,9 @@
-// What handlers of the operating system's signals raise: CPython runs them between any two instructions of Python code on
-// the main thread, also of ours. Their exceptions are the program's and reach it, wherever they were met.
+// What handlers of the operating system's signals raise: CPython runs them between any two instructions of Python code
+// on the main thread, also of ours. Their exceptions are the program's and reach it, wherever they were met.
 //
-// Always holds: `drop_error` forgets an exception that is an answer, and keeps one that is not until `interrupted` raises it
-// on the same thread; the operating system's own record of a signal (flags, a library's handler in C) is the same after
-// `set_handlers`.
+// Always holds: `drop_error` forgets an exception that is an answer, and keeps one that is not until `interrupted`
+// raises it on the same thread; the operating system's own record of a signal (flags, a library's handler in C) is the
+// same after `set_handlers`.
 #include "interruptions.h"
 
 #include <csignal>
@@ -107,12 +107,13 @@ PyObject *set_handlers(PyObject *, PyObject *list) {
 }
 
 PyMethodDef functions[] = {
-    {"set_raised_by_handler", set_raised_by_handler, METH_O, 
+    {"set_raised_by_handler", set_raised_by_handler, METH_O,
      "set_raised_by_handler(callable): whether an exception comes out of a signal's handler."},
     {"signal_handlers", handlers, METH_O,
      "signal_handlers(usual) -> [(signal, handler)] of the Python handlers that are not `usual`."},
     {"set_signal_handlers", set_handlers, METH_O,
-     "set_signal_handlers([(signal, expected, handler)]): puts each handler where `expected` is, even while signals come;\n"
+     "set_signal_handlers([(signal, expected, handler)]): puts each handler where `expected` is, even while signals "
+     "come;\n"
      "raises what a handler has raised meanwhile. What the operating system knows of the signals stays."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -121,6 +122,7 @@ PyMethodDef functions[] = {
 
 bool is_programs() {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return true;
+    if (PyErr_ExceptionMatches(PyExc_RecursionError)) return false;  // the stack has ended, for whoever asks as well
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
     bool python = traceback != nullptr;  // Python code has run: C code has no handlers

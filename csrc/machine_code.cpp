@@ -1,9 +1,11 @@
-// Machine code in memory: an object file made by LLVM, placed, relocated and made executable; freed with the Python object that owns it.
+// Machine code in memory: an object file made by LLVM, placed, relocated and made executable; freed with the Python
+// object that owns it.
 //
-// Takes the bytes of an ELF64 relocatable file for this kind of processor and a function that gives the addresses of outside symbols; gives
-// `fusewright._native.MachineCode`, whose `addresses` maps each global function to its address.
-// Always holds: no page is ever writable and executable at once; every offset in the file is checked before it is followed; a file with
-// a relocation or a section that this loader does not know is refused (ValueError), never loaded in part.
+// Takes the bytes of an ELF64 relocatable file for this kind of processor and a function that gives the addresses of
+// outside symbols; gives `fusewright._native.MachineCode`, whose `addresses` maps each global function to its address.
+// Always holds: no page is ever writable and executable at once; every offset in the file is checked before it is
+// followed; a file with a relocation or a section that this loader does not know is refused (ValueError), never loaded
+// in part.
 #include "native.h"
 #include "checksum.h"
 #include "object_code.h"
@@ -47,7 +49,8 @@ PyObject *load(PyTypeObject *type, const uint8_t *data, size_t size, PyObject *r
     MachineCode *self = reinterpret_cast<MachineCode *>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
     try {
-        Loader loader(data, size, [resolve](const char *name, uint64_t *address) { return ask(resolve, name, address); });
+        Loader loader(data, size,
+                      [resolve](const char *name, uint64_t *address) { return ask(resolve, name, address); });
         if (loader.load()) self->addresses = functions(loader);
         if (self->addresses != nullptr) loader.release(&self->base, &self->size);
     } catch (const Failure &failure) {
@@ -91,9 +94,13 @@ void code_dealloc(PyObject *object) {
     Py_TYPE(object)->tp_free(object);
 }
 
-PyObject *code_addresses(PyObject *object, void *) { return PyDict_Copy(reinterpret_cast<MachineCode *>(object)->addresses); }
+PyObject *code_addresses(PyObject *object, void *) {
+    return PyDict_Copy(reinterpret_cast<MachineCode *>(object)->addresses);
+}
 
-PyObject *code_size(PyObject *object, void *) { return PyLong_FromSize_t(reinterpret_cast<MachineCode *>(object)->size); }
+PyObject *code_size(PyObject *object, void *) {
+    return PyLong_FromSize_t(reinterpret_cast<MachineCode *>(object)->size);
+}
 
 PyGetSetDef code_fields[] = {
     {"addresses", code_addresses, nullptr, "The address of each global function, by name.", nullptr},
@@ -127,7 +134,9 @@ extern "C" int fw_machine_code_init(PyObject *module) {
     PyTypeObject *type = &code_type;
     type->tp_basicsize = sizeof(MachineCode);
     type->tp_flags = Py_TPFLAGS_DEFAULT;
-    type->tp_doc = "MachineCode(data, resolve): an object file in executable memory, for as long as this object lives; resolve(name) -> address.";
+    type->tp_doc =
+        "MachineCode(data, resolve): an object file in executable memory, for as long as this object lives; "
+        "resolve(name) -> address.";
     type->tp_new = code_new;
     type->tp_dealloc = code_dealloc;
     type->tp_getset = code_fields;

@@ -73,14 +73,16 @@ PyObject *probe_modes(PyObject *, PyObject *args) {
     anomaly = static_cast<const bool *>(dlsym(torch_cpu, "_ZN5torch8autograd11AnomalyMode8_enabledE"));
     const Keys *keys = find_keys();
     if (keys == nullptr || function_modes == nullptr || anomaly == nullptr) Py_RETURN_NONE;
-    return Py_BuildValue("KKLO", keys->included, keys->excluded, static_cast<long long>(function_modes()), *anomaly ? Py_True : Py_False);
+    return Py_BuildValue("KKLO", keys->included, keys->excluded, static_cast<long long>(function_modes()),
+                         *anomaly ? Py_True : Py_False);
 }
 
 PyObject *set_modes(PyObject *, PyObject *args) {
     int verified;
     unsigned long long included, excluded, bits;
     PyObject *callable, *rows;
-    if (!PyArg_ParseTuple(args, "p(KK)KOO!", &verified, &included, &excluded, &bits, &callable, &PyTuple_Type, &rows)) return nullptr;
+    if (!PyArg_ParseTuple(args, "p(KK)KOO!", &verified, &included, &excluded, &bits, &callable, &PyTuple_Type, &rows))
+        return nullptr;
     std::vector<Global> read;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rows); i++) {
         PyObject *names, *name, *usual;
@@ -107,12 +109,15 @@ PyObject *py_modes_known(PyObject *, PyObject *) {
 
 PyMethodDef functions[] = {
     {"probe_modes", probe_modes, METH_VARARGS,
-     "probe_modes(libc10 path, libtorch_cpu path) -> (keys included, keys excluded, torch-function modes, anomaly detection) of this thread as they\n"
+     "probe_modes(libc10 path, libtorch_cpu path) -> (keys included, keys excluded, torch-function modes, anomaly "
+     "detection) of this thread as they\n"
      "are read natively, or None."},
     {"set_modes", set_modes, METH_VARARGS,
-     "set_modes(native, inference mode's (included, excluded), ignored's excluded, asked, globals): what modes_known compares with. `asked() -> bool`\n"
+     "set_modes(native, inference mode's (included, excluded), ignored's excluded, asked, globals): what modes_known "
+     "compares with. `asked() -> bool`\n"
      "where that cannot be read natively; globals: rows (dict, name, usual value), the first of them torch.fx's."},
-    {"modes_known", py_modes_known, METH_NOARGS, "modes_known() -> whether compiled code may run on this thread now; see csrc/modes.h."},
+    {"modes_known", py_modes_known, METH_NOARGS,
+     "modes_known() -> whether compiled code may run on this thread now; see csrc/modes.h."},
     {nullptr, nullptr, 0, nullptr},
 };
 

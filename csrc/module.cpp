@@ -27,8 +27,15 @@ PyModuleDef_Slot slots[] = {
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "fusewright._native", "Native parts of fusewright: guards, entry, frame hook, call plan.", 0, nullptr,
-    slots, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT,
+    "fusewright._native",
+    "Native parts of fusewright: guards, entry, frame hook, call plan.",
+    0,
+    nullptr,
+    slots,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
-// ModuleCall: the `__call__` of the classes of compiled modules. Takes the module and the call's arguments; calls the compiled `forward` at
-// once while a call of the module comes to just that, and the Python function that it stands for (CompiledModuleBase.__call__) otherwise.
+// ModuleCall: the `__call__` of the classes of compiled modules. Takes the module and the call's arguments; calls the
+// compiled `forward` at once while a call of the module comes to just that, and the Python function that it stands for
+// (CompiledModuleBase.__call__) otherwise.
 //
-// Always holds: each call looks at what torch.nn.Module._call_impl looks at. `forward` is called at once only if the module's class has
-// nn.Module's own `__call__` and object's `__getattribute__`, `forward` is the class's and the very function that was compiled, and the module
-// and the process have no hooks.
+// Always holds: each call looks at what torch.nn.Module._call_impl looks at. `forward` is called at once only if the
+// module's class has nn.Module's own `__call__` and object's `__getattribute__`, `forward` is the class's and the very
+// function that was compiled, and the module and the process have no hooks.
 #include "native.h"
 
 #include <structmember.h>
@@ -35,7 +36,8 @@ struct ModuleCall {
 int module_call_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     static const char *keywords[] = {"function", "module_call", "call_impl", "global_hooks", nullptr};
     PyObject *function, *module_call, *call_impl, *global_hooks;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!", const_cast<char **>(keywords), &function, &module_call, &call_impl, &PyDict_Type, &global_hooks))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!", const_cast<char **>(keywords), &function, &module_call,
+                                     &call_impl, &PyDict_Type, &global_hooks))
         return -1;
     ModuleCall *self = reinterpret_cast<ModuleCall *>(object);
     PyObject *own = PyObject_GetAttr(reinterpret_cast<PyObject *>(&PyBaseObject_Type), names.getattribute);
@@ -65,19 +67,24 @@ bool class_has(PyTypeObject *type, PyObject *name, PyObject *wanted) {
     return same;
 }
 
-// The compiled `forward` and the module to call it on, if a call of the compiled module `object` comes to that. New references.
+// The compiled `forward` and the module to call it on, if a call of the compiled module `object` comes to that. New
+// references.
 bool find_fast(ModuleCall *self, PyObject *object, PyObject **fast, PyObject **module) {
     *fast = *module = nullptr;
     PyObject *caller = PyObject_GetAttr(object, names.caller), *function = nullptr, *dict = nullptr;
     bool found = false;
-    if (caller != nullptr && (*module = PyObject_GetAttr(caller, names.module)) != nullptr && (function = PyObject_GetAttr(caller, names.forward)) != nullptr &&
-        PyFunction_Check(function) && (*fast = PyObject_GetAttr(caller, names.fast)) != nullptr && *fast != Py_None) {
+    if (caller != nullptr && (*module = PyObject_GetAttr(caller, names.module)) != nullptr &&
+        (function = PyObject_GetAttr(caller, names.forward)) != nullptr && PyFunction_Check(function) &&
+        (*fast = PyObject_GetAttr(caller, names.fast)) != nullptr && *fast != Py_None) {
         PyTypeObject *type = Py_TYPE(*module);
         dict = Py_TYPE(type) == &PyType_Type ? PyObject_GenericGetDict(*module, nullptr) : nullptr;
-        found = dict != nullptr && PyDict_Check(dict) && all_empty(dict, names.hooks) && all_empty(self->global_hooks, names.global_hooks) &&
-                PyDict_GetItemWithError(dict, names.method) == nullptr && PyDict_GetItemWithError(dict, names.call_impl) == nullptr && !PyErr_Occurred() &&
-                class_has(type, names.call, self->module_call) && _PyType_Lookup(type, names.call_impl) == self->call_impl &&
-                class_has(type, names.method, function) && class_has(type, names.getattribute, self->object_getattribute);
+        found = dict != nullptr && PyDict_Check(dict) && all_empty(dict, names.hooks) &&
+                all_empty(self->global_hooks, names.global_hooks) &&
+                PyDict_GetItemWithError(dict, names.method) == nullptr &&
+                PyDict_GetItemWithError(dict, names.call_impl) == nullptr && !PyErr_Occurred() &&
+                class_has(type, names.call, self->module_call) &&
+                _PyType_Lookup(type, names.call_impl) == self->call_impl && class_has(type, names.method, function) &&
+                class_has(type, names.getattribute, self->object_getattribute);
     }
     Py_XDECREF(dict);
     Py_XDECREF(function);
@@ -177,12 +184,19 @@ PyTypeObject module_call_type = [] {
 
 bool make_names() {
     static const char *hooks[] = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"};
-    static const char *global_hooks[] = {"_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"};
+    static const char *global_hooks[] = {"_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+                                         "_global_backward_pre_hooks"};
     struct {
         PyObject **place;
         const char *text;
-    } rows[] = {{&names.caller, "_fusewright_caller"}, {&names.fast, "_fast"},          {&names.forward, "_forward"},  {&names.module, "module"},
-                {&names.call, "__call__"},             {&names.call_impl, "_call_impl"},  {&names.getattribute, "__getattribute__"}, {&names.method, "forward"}};
+    } rows[] = {{&names.caller, "_fusewright_caller"},
+                {&names.fast, "_fast"},
+                {&names.forward, "_forward"},
+                {&names.module, "module"},
+                {&names.call, "__call__"},
+                {&names.call_impl, "_call_impl"},
+                {&names.getattribute, "__getattribute__"},
+                {&names.method, "forward"}};
     for (auto &row : rows)
         if ((*row.place = PyUnicode_InternFromString(row.text)) == nullptr) return false;
     for (int i = 0; i < 4; ++i) {

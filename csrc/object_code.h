@@ -1,7 +1,7 @@
-// Places an object file (ELF; x86-64, AArch64) in executable memory; shared by the extension and the runtime without Python.
-// Takes its bytes and what finds outside functions; gives the functions' addresses.
-// Always holds: every offset is checked before it is followed; a file with a relocation or a section that this loader
-// does not know is refused (Failure), never loaded in part.
+// Places an object file (ELF; x86-64, AArch64) in executable memory; shared by the extension and the runtime without
+// Python. Takes its bytes and what finds outside functions; gives the functions' addresses. Always holds: every offset
+// is checked before it is followed; a file with a relocation or a section that this loader does not know is refused
+// (Failure), never loaded in part.
 #ifndef FUSEWRIGHT_OBJECT_CODE_H
 #define FUSEWRIGHT_OBJECT_CODE_H
 
@@ -49,10 +49,11 @@ using Resolve = std::function<bool(const char *, uint64_t *)>;
 
 class Loader {
   public:
-    Loader(const uint8_t *data, size_t size, Resolve resolve) : data_(data), size_(size), resolve_(std::move(resolve)) {}
-    ~Loader() {
-        if (base_ != nullptr) munmap(base_, total_);
-    }
+      Loader(const uint8_t *data, size_t size, Resolve resolve)
+          : data_(data), size_(size), resolve_(std::move(resolve)) {}
+      ~Loader() {
+          if (base_ != nullptr) munmap(base_, total_);
+      }
 
     // Places everything. False where `resolve` says so; throws Failure for a file that cannot be loaded.
     bool load() {
@@ -110,21 +111,24 @@ class Loader {
     void read_sections() {
         Elf64_Ehdr header;
         std::memcpy(&header, at(0, sizeof header), sizeof header);
-        if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_type != ET_REL ||
-            header.e_machine != kMachine || header.e_shentsize != sizeof(Elf64_Shdr))
+        if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
+            header.e_type != ET_REL || header.e_machine != kMachine || header.e_shentsize != sizeof(Elf64_Shdr))
             refuse("not an object file for this kind of processor");
         sections_.resize(header.e_shnum);
-        std::memcpy(sections_.data(), at(header.e_shoff, header.e_shnum * sizeof(Elf64_Shdr)), header.e_shnum * sizeof(Elf64_Shdr));
+        std::memcpy(sections_.data(), at(header.e_shoff, header.e_shnum * sizeof(Elf64_Shdr)),
+                    header.e_shnum * sizeof(Elf64_Shdr));
         for (const Elf64_Shdr &section : sections_) {
             if (section.sh_type != SHT_SYMTAB) continue;
-            if (section.sh_entsize != sizeof(Elf64_Sym) || section.sh_link >= sections_.size()) refuse("a symbol table of another form");
+            if (section.sh_entsize != sizeof(Elf64_Sym) || section.sh_link >= sections_.size())
+                refuse("a symbol table of another form");
             const uint8_t *table = at(section.sh_offset, section.sh_size);
             symbols_.resize(section.sh_size / sizeof(Elf64_Sym));
             std::memcpy(symbols_.data(), table, symbols_.size() * sizeof(Elf64_Sym));
             const Elf64_Shdr &strings = sections_[section.sh_link];
             strings_ = strings.sh_offset;
             strings_size_ = strings.sh_size;
-            if (strings_size_ == 0 || at(strings_, strings_size_)[strings_size_ - 1] != 0) refuse("a string table without an end");
+            if (strings_size_ == 0 || at(strings_, strings_size_)[strings_size_ - 1] != 0)
+                refuse("a string table without an end");
         }
     }
 
@@ -135,7 +139,9 @@ class Loader {
     }
 
     static Region region_of(const Elf64_Shdr &section) {
-        return (section.sh_flags & SHF_EXECINSTR) != 0 ? kCode : (section.sh_flags & SHF_WRITE) != 0 ? kWritable : kData;
+        return (section.sh_flags & SHF_EXECINSTR) != 0 ? kCode
+               : (section.sh_flags & SHF_WRITE) != 0   ? kWritable
+                                                       : kData;
     }
 
     void lay_out() {
@@ -201,7 +207,8 @@ class Loader {
     void relocate(const Elf64_Shdr &table) {
         if (table.sh_info >= sections_.size() || !loaded_[table.sh_info]) return;
         const Elf64_Shdr &target = sections_[table.sh_info];
-        if (table.sh_entsize != sizeof(Elf64_Rela) || target.sh_type == SHT_NOBITS) refuse("a relocation table of another form");
+        if (table.sh_entsize != sizeof(Elf64_Rela) || target.sh_type == SHT_NOBITS)
+            refuse("a relocation table of another form");
         const uint8_t *entries = at(table.sh_offset, table.sh_size);
         for (size_t i = 0; i < table.sh_size / sizeof(Elf64_Rela); i++) {
             Elf64_Rela one;
@@ -216,7 +223,8 @@ class Loader {
         uint8_t *where = base_ + section + one.r_offset;
         uint64_t here = reinterpret_cast<uint64_t>(where), symbol = values_[index];
         auto room = [&](size_t bytes) {
-            if (one.r_offset > section_size || bytes > section_size - one.r_offset) refuse("a relocation outside its section");
+            if (one.r_offset > section_size || bytes > section_size - one.r_offset)
+                refuse("a relocation outside its section");
         };
         auto put = [&](auto value) { std::memcpy(where, &value, sizeof value); };
 #if defined(__aarch64__)
@@ -309,7 +317,8 @@ class Loader {
         static const int rights[] = {PROT_READ | PROT_EXEC, PROT_READ, PROT_READ | PROT_WRITE};
         for (int region = 0; region < kRegions; region++) {
             size_t size = starts_[region + 1] - starts_[region];
-            if (size != 0 && mprotect(base_ + starts_[region], size, rights[region]) != 0) refuse("machine code may not be made executable here");
+            if (size != 0 && mprotect(base_ + starts_[region], size, rights[region]) != 0)
+                refuse("machine code may not be made executable here");
         }
     }
 };

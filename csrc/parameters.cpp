@@ -2,12 +2,13 @@
 //
 // Takes a plan, a Python function `prepare`, and the positions of the inputs that it depends on; gives
 // `fusewright._native.PreparedPlan`, callable like the plan without its last inputs, which are the prepared values.
-// prepare(*watched, *sizes) -> (values, kept, samples): a tuple of tensors and numbers; what must stay alive as long as they are used (a second name
-// of each watched tensor's memory, so that no other tensor can take its address); and for each watched tensor a tuple of byte offsets.
-// Always holds: nothing is read outside of a watched input's storage. A prepared value is used only while every watched
-// input has the memory, the version counter, and at the sampled places
-// the content that it had when the value was computed. The samples are for writes that PyTorch does not count (`p.data.mul_(2)`).
-// Values serve any sizes, and those that they were prepared for best: where others come many times on end, they are prepared for these.
+// prepare(*watched, *sizes) -> (values, kept, samples): a tuple of tensors and numbers; what must stay alive as long as
+// they are used (a second name of each watched tensor's memory, so that no other tensor can take its address); and for
+// each watched tensor a tuple of byte offsets. Always holds: nothing is read outside of a watched input's storage. A
+// prepared value is used only while every watched input has the memory, the version counter, and at the sampled places
+// the content that it had when the value was computed. The samples are for writes that PyTorch does not count
+// (`p.data.mul_(2)`). Values serve any sizes, and those that they were prepared for best: where others come many times
+// on end, they are prepared for these.
 #include <cstring>
 #include <vector>
 
@@ -42,8 +43,8 @@ struct Usual {
     int64_t prepared = -1, latest = -1;
 };
 
-// So many calls with other sizes, all the same, and the values are prepared for these; each time twice as many are asked for, so that
-// sizes that change for ever cost little.
+// So many calls with other sizes, all the same, and the values are prepared for these; each time twice as many are
+// asked for, so that sizes that change for ever cost little.
 constexpr unsigned long long PATIENCE = 8;
 
 struct PreparedPlan {
@@ -54,7 +55,8 @@ struct PreparedPlan {
     std::vector<Watched> *watched;
     std::vector<Usual> *usual;
     Py_ssize_t inputs;        // without the prepared values
-    unsigned long long prepared, others, patience;  // others: calls on end with equal sizes that are not those prepared for
+    unsigned long long prepared, others,
+        patience;  // others: calls on end with equal sizes that are not those prepared for
 };
 
 // The version counter of a tensor; -1 for one that has none (made in inference mode).
@@ -101,7 +103,8 @@ uint32_t content_at(const void *data, int64_t offset) {
 int is_current(const PreparedPlan *self, PyObject *const *inputs) {
     if (self->values == nullptr) return 0;
     const unsigned long long prepared = self->prepared;
-    for (const Watched &one : *self->watched)  // the samples are misses of all caches, as a rule: not one after the other
+    for (const Watched &one :
+         *self->watched)  // the samples are misses of all caches, as a rule: not one after the other
         for (const Sample &sample : one.samples)
             __builtin_prefetch(static_cast<const char *>(one.place.data) + sample.offset);
     for (const Watched &one : *self->watched) {
@@ -115,8 +118,8 @@ int is_current(const PreparedPlan *self, PyObject *const *inputs) {
     return self->values != nullptr;
 }
 
-// Notes the sizes of a call. 1: the values are prepared for them, or should stay as they are. 0: they should be prepared for these. -1: an
-// exception.
+// Notes the sizes of a call. 1: the values are prepared for them, or should stay as they are. 0: they should be
+// prepared for these. -1: an exception.
 int are_usual(PreparedPlan *self, PyObject *const *inputs) {
     bool usual = true, same = true;
     for (Usual &one : *self->usual) {
@@ -175,7 +178,8 @@ PyObject *prepare(PreparedPlan *self, PyObject *const *inputs) {
     PyObject *result = made.get();
     if (result == nullptr) return nullptr;
     Py_ssize_t count = static_cast<Py_ssize_t>(self->watched->size());
-    bool ok = is_tuple_of(result, 3) && PyTuple_Check(PyTuple_GET_ITEM(result, 0)) && is_tuple_of(PyTuple_GET_ITEM(result, 2), count);
+    bool ok = is_tuple_of(result, 3) && PyTuple_Check(PyTuple_GET_ITEM(result, 0)) &&
+              is_tuple_of(PyTuple_GET_ITEM(result, 2), count);
     for (Py_ssize_t i = 0; ok && i < count; i++) ok = PyTuple_Check(PyTuple_GET_ITEM(PyTuple_GET_ITEM(result, 2), i));
     PyObject *values = nullptr, *old[3] = {};  // let go at the end: that may run Python code
     Finally left{[&] {
@@ -215,7 +219,8 @@ PyObject *call(PyObject *object, PyObject *const *inputs, size_t flags, PyObject
     std::vector<PyObject *> all(static_cast<size_t>(n + extra));
     std::memcpy(all.data(), inputs, static_cast<size_t>(n) * sizeof(PyObject *));
     for (Py_ssize_t i = 0; i < extra; i++) all[static_cast<size_t>(n + i)] = PyTuple_GET_ITEM(values, i);
-    return Py_IS_TYPE(plan, fw_plan_type()) ? fw_plan_run(plan, all.data(), n + extra) : PyObject_Vectorcall(plan, all.data(), all.size(), nullptr);
+    return Py_IS_TYPE(plan, fw_plan_type()) ? fw_plan_run(plan, all.data(), n + extra)
+                                            : PyObject_Vectorcall(plan, all.data(), all.size(), nullptr);
 }
 
 template <class Place>
@@ -237,8 +242,8 @@ PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static const char *names[] = {"plan", "prepare", "inputs", "watched", "sizes", nullptr};
     PyObject *plan, *prepare, *watched, *sizes = nullptr;
     Py_ssize_t inputs;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOnO!|O!", const_cast<char **>(names), &plan, &prepare, &inputs, &PyTuple_Type, &watched,
-                                     &PyTuple_Type, &sizes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOnO!|O!", const_cast<char **>(names), &plan, &prepare, &inputs,
+                                     &PyTuple_Type, &watched, &PyTuple_Type, &sizes))
         return nullptr;
     if (torch.version == nullptr) {
         PyErr_SetString(PyExc_NotImplementedError, "this PyTorch does not tell a tensor's version");
@@ -246,7 +251,8 @@ PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     }
     auto positions = std::make_unique<std::vector<Watched>>();
     auto usual = std::make_unique<std::vector<Usual>>();
-    if (!read_positions(watched, inputs, positions.get()) || !read_positions(sizes, inputs, usual.get())) return nullptr;
+    if (!read_positions(watched, inputs, positions.get()) || !read_positions(sizes, inputs, usual.get()))
+        return nullptr;
     PreparedPlan *self = reinterpret_cast<PreparedPlan *>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
     self->vectorcall = caught<call>;
@@ -293,7 +299,9 @@ PyObject *prepared_values(PyObject *object, void *) {
 
 PyObject *prepared_plan(PyObject *object, void *) { return Py_NewRef(reinterpret_cast<PreparedPlan *>(object)->plan); }
 
-PyObject *prepared_count(PyObject *object, void *) { return PyLong_FromUnsignedLongLong(reinterpret_cast<PreparedPlan *>(object)->prepared); }
+PyObject *prepared_count(PyObject *object, void *) {
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<PreparedPlan *>(object)->prepared);
+}
 
 PyGetSetDef fields[] = {
     {"plan", prepared_plan, nullptr, "The plan that takes the prepared values as its last inputs.", nullptr},
@@ -314,7 +322,9 @@ extern "C" int fw_parameters_init(PyObject *module) {
     PyTypeObject *type = &fw::prepared_type;
     type->tp_basicsize = sizeof(fw::PreparedPlan);
     type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
-    type->tp_doc = "PreparedPlan(plan, prepare, inputs, watched, sizes=()): a plan whose last inputs are computed from parameters, once, and again "
+    type->tp_doc =
+        "PreparedPlan(plan, prepare, inputs, watched, sizes=()): a plan whose last inputs are computed from "
+        "parameters, once, and again "
         "when the sizes at these positions have been others for a while.";
     type->tp_new = fw::caught<fw::prepared_new>;
     type->tp_dealloc = fw::prepared_dealloc;

@@ -1,6 +1,7 @@
 // One call of a call plan, and the Python type `fusewright._native.Plan`.
 // Takes the graph's inputs (tensors, and integers for symbolic sizes); gives a tuple of outputs, or the single output.
-// Always holds: whatever happens, what the call took (a frame, a block of memory, handles) is given back before it returns.
+// Always holds: whatever happens, what the call took (a frame, a block of memory, handles) is given back before it
+// returns.
 #include "cuda.h"
 #include "plan.h"
 
@@ -84,7 +85,8 @@ class Call {
     Call(Program &program, PyObject *const *inputs) : p(program), inputs_(inputs) {}
     ~Call() {
         if (block_ != nullptr) release_block(block_);
-        // The device's queue may still hold work on this memory; PyTorch's allocator gives it out again to the same queue only.
+        // The device's queue may still hold work on this memory; PyTorch's allocator gives it out again to the same
+        // queue only.
         if (device_block_ != nullptr) torch.delete_handle(device_block_);
         if (frame_ == nullptr) return;
         if (owning_)
@@ -108,7 +110,8 @@ class Call {
         return true;
     }
 
-    // The call takes over a reference to each tensor that it reads: a release step gives it back, or else the end of the call.
+    // The call takes over a reference to each tensor that it reads: a release step gives it back, or else the end of
+    // the call.
     void own_inputs() {
         owning_ = true;
         for (size_t i = 0; i < p.inputs.size(); i++)
@@ -229,7 +232,8 @@ class Call {
         return true;
     }
 
-    // The arena, which lies where its tensors do: a block that all plans share, or one allocation of PyTorch's on a GPU.
+    // The arena, which lies where its tensors do: a block that all plans share, or one allocation of PyTorch's on a
+    // GPU.
     bool take_memory(int64_t size, char **base) {
         const Slot &first = p.slots[p.arena_slots[0].slot];
         if (first.device == config.cpu) {
@@ -239,7 +243,8 @@ class Call {
         }
         int64_t elements = (size + first.itemsize - 1) / first.itemsize, one = 1;
         void *memory = nullptr;
-        if (torch.empty_strided(1, &elements, &one, first.dtype, first.device, first.device_index, &device_block_) != 0 ||
+        if (torch.empty_strided(1, &elements, &one, first.dtype, first.device, first.device_index, &device_block_) !=
+                0 ||
             torch.data_ptr(device_block_, &memory) != 0) {
             raise_fallback(torch_error("allocating temporary memory"));
             return false;
@@ -344,7 +349,8 @@ std::string computation(const Program &p, const Step &step) {
         case StepKind::Python: return p.pythons[step.operand].name;
         case StepKind::Group: {
             std::string names;
-            for (const KernelStep &kernel : p.groups[step.operand].kernels) names += (names.empty() ? "" : " + ") + kernel.name;
+            for (const KernelStep &kernel : p.groups[step.operand].kernels)
+                names += (names.empty() ? "" : " + ") + kernel.name;
             return names;
         }
         default: return "";
@@ -374,8 +380,10 @@ PyObject *plan_timed(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
 
 PyMethodDef plan_methods[] = {
     {"timed", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(caught<plan_timed>)), METH_FASTCALL,
-     "timed(*inputs) -> (result, [(name, nanoseconds) of each kernel and operator]): one call, measured (a launch on a GPU: until it is issued)."},
-    {"consume", caught<plan_consume>, METH_O, "consume(inputs): calls the plan with the tensors of a list, and empties the list."},
+     "timed(*inputs) -> (result, [(name, nanoseconds) of each kernel and operator]): one call, measured (a launch on a "
+     "GPU: until it is issued)."},
+    {"consume", caught<plan_consume>, METH_O,
+     "consume(inputs): calls the plan with the tensors of a list, and empties the list."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -404,8 +412,8 @@ void plan_dealloc(PyObject *self) {
 
 PyObject *plan_repr(PyObject *self) {
     const Program &p = *reinterpret_cast<PlanObject *>(self)->program;
-    return PyUnicode_FromFormat("<fusewright plan %s: %zu steps, %zu kernels, %zu C operators, %zu Python operators>", p.name.c_str(), p.steps.size(),
-                                p.kernels.size(), p.externs.size(), p.pythons.size());
+    return PyUnicode_FromFormat("<fusewright plan %s: %zu steps, %zu kernels, %zu C operators, %zu Python operators>",
+                                p.name.c_str(), p.steps.size(), p.kernels.size(), p.externs.size(), p.pythons.size());
 }
 
 PyTypeObject plan_type = {
@@ -418,9 +426,13 @@ PyTypeObject plan_type = {
 
 extern "C" PyTypeObject *fw_plan_type(void) { return &fw::plan_type; }
 
-extern "C" PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n) { return fw::caught<fw::run_inputs>(plan, inputs, n); }
+extern "C" PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n) {
+    return fw::caught<fw::run_inputs>(plan, inputs, n);
+}
 
-extern "C" PyObject *fw_plan_consume(PyObject *plan, PyObject *list) { return fw::caught<fw::plan_consume>(plan, list); }
+extern "C" PyObject *fw_plan_consume(PyObject *plan, PyObject *list) {
+    return fw::caught<fw::plan_consume>(plan, list);
+}
 
 extern "C" int fw_plan_init(PyObject *module) {
     PyTypeObject *type = &fw::plan_type;

@@ -1,11 +1,13 @@
 // The native call plan: one compiled graph as a list of steps that runs without Python between kernels.
 //
-// plan_torch.cpp knows PyTorch's C functions, plan_memory.cpp the temporary memory, plan_build.cpp turns the plain tuples made by
-// codegen/call_plan.py into a `Plan`, plan_steps.cpp performs steps, plan.cpp is one call and the Python type.
+// plan_torch.cpp knows PyTorch's C functions, plan_memory.cpp the temporary memory, plan_build.cpp turns the plain
+// tuples made by codegen/call_plan.py into a `Plan`, plan_steps.cpp performs steps, plan.cpp is one call and the Python
+// type.
 //
 // Always holds:
 // - A Plan is immutable once built. What changes during a call lives in a Frame; a Frame serves one call at a time.
-// - Every integer that a step needs (a size, a stride, an offset, an extent) is an index into the value table: constants are
+// - Every integer that a step needs (a size, a stride, an offset, an extent) is an index into the value table:
+// constants are
 //   there from the start, symbolic ones are computed once at the start of a call.
 // - Every tensor is a slot. A window slot is a tensor around memory that it does not own; it never leaves the plan.
 #ifndef FUSEWRIGHT_PLAN_H
@@ -22,9 +24,11 @@
 
 namespace fw {
 
-// --- PyTorch (plan_torch.cpp) ------------------------------------------------------------------------------------------------
+// --- PyTorch (plan_torch.cpp)
+// ------------------------------------------------------------------------------------------------
 
-// Functions found in PyTorch's libraries; what each does is said by its name in torch/csrc/inductor/aoti_torch/c/shim.h.
+// Functions found in PyTorch's libraries; what each does is said by its name in
+// torch/csrc/inductor/aoti_torch/c/shim.h.
 struct TorchFunctions : TensorCalls {
     int32_t (*reinterpret)(Handle, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset,
                            Handle *);
@@ -76,9 +80,12 @@ int64_t reach_of(int64_t ndim, const int64_t *sizes, const int64_t *strides, int
 // Whether `reach` bytes from the tensor's first element on are its storage's. Without storage (a library's layout):
 // `opaque`.
 bool holds_slowly(Handle handle, int64_t itemsize, int64_t reach, bool opaque);
-inline const char *impl_of(Handle handle) { return *static_cast<const char *const *>(handle); }  // an at::Tensor is a pointer
+inline const char *impl_of(Handle handle) {
+    return *static_cast<const char *const *>(handle);
+}  // an at::Tensor is a pointer
 inline bool holds(Handle handle, int64_t itemsize, int64_t reach, bool opaque) {
-    return (layout.storage_ready && storage_holds(impl_of(handle), itemsize, reach)) || holds_slowly(handle, itemsize, reach, opaque);
+    return (layout.storage_ready && storage_holds(impl_of(handle), itemsize, reach)) ||
+           holds_slowly(handle, itemsize, reach, opaque);
 }
 // Whether the tensor's memory is its content: no conjugate or negative bit, no zero tensor, no wrapper. True where that
 // cannot be read.
@@ -124,7 +131,8 @@ class BelowAutograd {
     alignas(16) unsigned char guard_[64];
 };
 
-// --- memory (plan_memory.cpp) ------------------------------------------------------------------------------------------------
+// --- memory (plan_memory.cpp)
+// ------------------------------------------------------------------------------------------------
 
 struct Block {
     char *base = nullptr;
@@ -133,13 +141,15 @@ struct Block {
     bool mapped = false;
     bool kept = true;  // false: larger than the limit, freed at release
 };
-// A block of at least `size` bytes, 64-byte aligned; null with MemoryError. All plans share few blocks: the most recently used
-// idle one is taken, so that one thread always works in the same memory. More than `limit` bytes are freed at release. GIL held.
+// A block of at least `size` bytes, 64-byte aligned; null with MemoryError. All plans share few blocks: the most
+// recently used idle one is taken, so that one thread always works in the same memory. More than `limit` bytes are
+// freed at release. GIL held.
 Block *acquire_block(size_t size, size_t limit);
 void release_block(Block *block);
 int memory_init(PyObject *module);
 
-// --- the plan (plan_build.cpp) -----------------------------------------------------------------------------------------------
+// --- the plan (plan_build.cpp)
+// -----------------------------------------------------------------------------------------------
 
 enum class SlotKind : uint8_t {
     Input,     // the caller's tensor; `where`: input position
@@ -158,9 +168,23 @@ struct Slot {
     int32_t ndim, sizes, strides, offset;  // the last three are value indices
 };
 
-using KernelFunction = void (*)(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status);
+using KernelFunction = void (*)(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end,
+                                int64_t *status);
 
-enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate, Group, Launch, Skip };
+enum class StepKind : uint8_t {
+    Kernel,
+    Extern,
+    Python,
+    Allocate,
+    Window,
+    Release,
+    Check,
+    Gather,
+    Mutate,
+    Group,
+    Launch,
+    Skip
+};
 
 struct KernelStep {
     KernelFunction function;
@@ -176,7 +200,8 @@ struct GroupStep {
     size_t buffers = 0, sizes = 0;  // of all kernels together
 };
 
-// A kernel on a GPU. Its parameters are `buffers` (pointers, or the values that they point to in CPU memory), then `sizes`.
+// A kernel on a GPU. Its parameters are `buffers` (pointers, or the values that they point to in CPU memory), then
+// `sizes`.
 struct LaunchStep {
     void *function;
     std::vector<int32_t> buffers, sizes;
@@ -278,7 +303,8 @@ struct Program {
 // Reads the constructor's arguments. Null with an exception (ValueError, TypeError) when they do not fit together.
 std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs);
 
-// --- one call (plan_steps.cpp) -----------------------------------------------------------------------------------------------
+// --- one call (plan_steps.cpp)
+// -----------------------------------------------------------------------------------------------
 
 struct Frame {
     std::vector<int64_t> values;       // own copy when sizes are symbolic

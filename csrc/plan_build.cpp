@@ -1,6 +1,6 @@
 // Builds a Program from the plain tuples that fusewright.codegen.call_plan makes (runtime/launch.py hands them over).
-// Takes the keyword arguments of `Plan`; gives a Program or an exception. Always holds: every slot index, value index and input
-// position in a built Program is in range, so that running it needs no further checks of its own structure.
+// Takes the keyword arguments of `Plan`; gives a Program or an exception. Always holds: every slot index, value index
+// and input position in a built Program is in range, so that running it needs no further checks of its own structure.
 #include "plan.h"
 
 namespace fw {
@@ -33,7 +33,8 @@ class Reader {
     int32_t index(int64_t low, int64_t high) {
         int64_t value = integer();
         if (ok_ && (value < low || value >= high)) {
-            PyErr_Format(PyExc_ValueError, "index %lld of the plan is out of range [%lld, %lld)", (long long)value, (long long)low, (long long)high);
+            PyErr_Format(PyExc_ValueError, "index %lld of the plan is out of range [%lld, %lld)", (long long)value,
+                         (long long)low, (long long)high);
             ok_ = false;
         }
         return ok_ ? static_cast<int32_t>(value) : 0;
@@ -98,10 +99,12 @@ bool read_kernel(Reader &r, const Limits &limits, KernelStep *step) {
     if (step->function == nullptr) r.fail("a kernel without an address");
     step->extent = r.index(0, limits.values);
     step->grain = r.integer();
-    return r.ok() && read_indices(r.object(), 0, limits.slots, &step->buffers) && read_indices(r.object(), 0, limits.values, &step->sizes);
+    return r.ok() && read_indices(r.object(), 0, limits.slots, &step->buffers) &&
+           read_indices(r.object(), 0, limits.values, &step->sizes);
 }
 
-// (name, function, device, grid, threads, shared, whether the last buffer is Triton's, whether it waits, buffers, by value, written, sizes)
+// (name, function, device, grid, threads, shared, whether the last buffer is Triton's, whether it waits, buffers, by
+// value, written, sizes)
 bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
     step->name = r.text();
     PyObject *function = r.object();
@@ -109,7 +112,8 @@ bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
     step->function = PyLong_AsVoidPtr(function);
     if (PyErr_Occurred()) return false;
     if (step->function == nullptr) r.fail("a kernel without a function");
-    if (torch.cuda_stream == nullptr || torch.cuda_guard == nullptr || torch.cuda_guard_set == nullptr || torch.delete_cuda_guard == nullptr)
+    if (torch.cuda_stream == nullptr || torch.cuda_guard == nullptr || torch.cuda_guard_set == nullptr ||
+        torch.delete_cuda_guard == nullptr)
         r.fail("this PyTorch has no CUDA functions");
     step->device = r.index(0, 4096);
     step->grid = r.index(0, limits.values);
@@ -118,11 +122,13 @@ bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
     step->scratch = r.index(0, 2) != 0;
     step->waits = r.index(0, 2) != 0;
     std::vector<int32_t> by_value, written;
-    if (!r.ok() || !read_indices(r.object(), 0, limits.slots, &step->buffers) || !read_indices(r.object(), 0, 2, &by_value) ||
-        !read_indices(r.object(), 0, 2, &written) || !read_indices(r.object(), 0, limits.values, &step->sizes))
+    if (!r.ok() || !read_indices(r.object(), 0, limits.slots, &step->buffers) ||
+        !read_indices(r.object(), 0, 2, &by_value) || !read_indices(r.object(), 0, 2, &written) ||
+        !read_indices(r.object(), 0, limits.values, &step->sizes))
         return false;
     if (step->scratch && step->buffers.empty()) r.fail("scratch memory that is not among the buffers");
-    if (by_value.size() != step->buffers.size() || written.size() != step->buffers.size()) r.fail("a kernel's parameters do not fit together");
+    if (by_value.size() != step->buffers.size() || written.size() != step->buffers.size())
+        r.fail("a kernel's parameters do not fit together");
     step->by_value.assign(by_value.begin(), by_value.end());
     step->written.assign(written.begin(), written.end());
     return r.ok();
@@ -206,7 +212,8 @@ bool read_python(Reader &r, const Limits &limits, PythonStep *step) {
         if (arg.kind == PyArgKind::Tensor || arg.kind == PyArgKind::PrivateTensor) step->tensors.push_back(arg.operand);
         step->program.push_back(arg);
     }
-    if (ops.ok() && step->keywords != Py_None && depth < PyTuple_GET_SIZE(step->keywords)) ops.fail("fewer arguments than keywords");
+    if (ops.ok() && step->keywords != Py_None && depth < PyTuple_GET_SIZE(step->keywords))
+        ops.fail("fewer arguments than keywords");
     if (!ops.ok() || !read_indices(r.object(), -1, limits.slots, &step->results)) return false;
     Py_INCREF(step->callable);
     Py_INCREF(step->constants);
@@ -235,7 +242,8 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
             if (!read_launch(r, limits, &launch)) return false;
             for (size_t i = 0; i < launch.buffers.size(); i++) {
                 SlotKind kind = p->slots[launch.buffers[i]].kind;
-                if (launch.written[i] && (kind == SlotKind::Input || kind == SlotKind::Constant)) p->written_inputs.push_back(launch.buffers[i]);
+                if (launch.written[i] && (kind == SlotKind::Input || kind == SlotKind::Constant))
+                    p->written_inputs.push_back(launch.buffers[i]);
             }
             step.operand = static_cast<int32_t>(p->launches.size());
             p->launches.push_back(std::move(launch));
@@ -278,7 +286,8 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
             GatherStep gather;
             gather.first = r.index(0, limits.slots);
             if (!r.ok() || !read_indices(r.object(), 0, limits.slots, &gather.sources)) return false;
-            if (gather.first + static_cast<int64_t>(gather.sources.size()) > limits.slots) r.fail("a tensor list runs past the slots");
+            if (gather.first + static_cast<int64_t>(gather.sources.size()) > limits.slots)
+                r.fail("a tensor list runs past the slots");
             step.operand = static_cast<int32_t>(p->gathers.size());
             p->gathers.push_back(std::move(gather));
             break;
@@ -312,7 +321,8 @@ bool read_output(PyObject *tuple, const Limits &limits, Program *p) {
     if (tensor && output.slot >= limits.slots) r.fail("an output without a slot");
     if (tensor && r.ok()) {
         SlotKind kind = p->slots[output.slot].kind;
-        if (kind == SlotKind::Arena || kind == SlotKind::Window || kind == SlotKind::Alias) r.fail("temporary memory cannot be an output");
+        if (kind == SlotKind::Arena || kind == SlotKind::Window || kind == SlotKind::Alias)
+            r.fail("temporary memory cannot be an output");
     }
     make_room(p->outputs);
     Py_INCREF(output.value);
@@ -334,7 +344,8 @@ bool read_tables(Program *p, PyObject *symbols, PyObject *instructions, PyObject
         Reader r(item);
         SymbolSource source{r.index(0, limits.values), r.index(0, limits.inputs), r.index(-1, 64)};
         p->symbols.push_back(source);
-        if (r.ok() && (p->inputs[source.position].kind == 'i') != (source.dim == -1)) r.fail("a size symbol does not fit its input");
+        if (r.ok() && (p->inputs[source.position].kind == 'i') != (source.dim == -1))
+            r.fail("a size symbol does not fit its input");
         return r.ok();
     };
     auto instruction = [&](PyObject *item) {
@@ -436,7 +447,8 @@ std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     Reader reader(values);
     while (reader.ok() && !reader.done()) p->values.push_back(reader.integer());
     if (!reader.ok()) return nullptr;
-    Limits limits{static_cast<int64_t>(p->values.size()), PyTuple_GET_SIZE(slots), n_inputs, PyTuple_GET_SIZE(constants), PyTuple_GET_SIZE(steps)};
+    Limits limits{static_cast<int64_t>(p->values.size()), PyTuple_GET_SIZE(slots), n_inputs,
+                  PyTuple_GET_SIZE(constants), PyTuple_GET_SIZE(steps)};
     if (arena < 0 || arena >= limits.values) {
         PyErr_SetString(PyExc_ValueError, "the arena's size is no value of the plan");
         return nullptr;

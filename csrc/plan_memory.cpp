@@ -1,6 +1,7 @@
 // Temporary memory of call plans: a few blocks that all plans share, grown to the largest need seen.
-// Takes a size in bytes; gives an idle block of at least that size. Always holds: the list of blocks is touched with the GIL held;
-// a busy block never moves. A plan that runs inside another one's Python step finds that one's block busy and gets another.
+// Takes a size in bytes; gives an idle block of at least that size. Always holds: the list of blocks is touched with
+// the GIL held; a busy block never moves. A plan that runs inside another one's Python step finds that one's block busy
+// and gets another.
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -78,7 +79,8 @@ PyObject *memory_held(PyObject *, PyObject *) {
 }
 
 PyMethodDef functions[] = {
-    {"release_memory", release_memory, METH_NOARGS, "Free the temporary memory that no running plan uses; gives the number of bytes freed."},
+    {"release_memory", release_memory, METH_NOARGS,
+     "Free the temporary memory that no running plan uses; gives the number of bytes freed."},
     {"memory_held", memory_held, METH_NOARGS, "Bytes of temporary memory held by call plans."},
     {nullptr, nullptr, 0, nullptr},
 };

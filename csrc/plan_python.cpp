@@ -1,6 +1,6 @@
 // The steps of a call plan that call library operators through Python.
-// Takes tensors and numbers by slot; gives results by slot, as the plan assumed them (plan_steps.cpp performs the other steps).
-// Always holds: the GIL is held here; a result never shares memory that the plan will use again.
+// Takes tensors and numbers by slot; gives results by slot, as the plan assumed them (plan_steps.cpp performs the other
+// steps). Always holds: the GIL is held here; a result never shares memory that the plan will use again.
 #include "plan.h"
 
 namespace fw {
@@ -82,11 +82,13 @@ bool Runner::python(const PythonStep &step) {
     Held alive(result);
     size_t position = 0;
     bool ok = take_results(step, result, &position);
-    if (ok && position < step.results.size()) ok = fail(step.name + " returned fewer results than the graph says", PyExc_RuntimeError);
+    if (ok && position < step.results.size())
+        ok = fail(step.name + " returned fewer results than the graph says", PyExc_RuntimeError);
     return ok;
 }
 
-// Walks nested tuples and lists of results; those that nobody reads, and those after the last that is read, are dropped.
+// Walks nested tuples and lists of results; those that nobody reads, and those after the last that is read, are
+// dropped.
 bool Runner::take_results(const PythonStep &step, PyObject *result, size_t *position) {
     if (PyTuple_Check(result) || PyList_Check(result)) {
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(result); i++)
@@ -97,7 +99,8 @@ bool Runner::take_results(const PythonStep &step, PyObject *result, size_t *posi
     int32_t slot = step.results[(*position)++];
     if (slot < 0) return true;
     if (!PyObject_TypeCheck(result, config.tensor_type))
-        return fail(step.name + " returned " + Py_TYPE(result)->tp_name + " where the graph has a tensor", PyExc_RuntimeError);
+        return fail(step.name + " returned " + Py_TYPE(result)->tp_name + " where the graph has a tensor",
+                    PyExc_RuntimeError);
     return take_tensor(step, slot, result);
 }
 
@@ -114,7 +117,8 @@ bool Runner::shares_argument(const PythonStep &step, char *base) {
     return false;
 }
 
-// A result that shares its argument's memory (an operator may return its input) gets memory of its own: the argument's will be reused.
+// A result that shares its argument's memory (an operator may return its input) gets memory of its own: the argument's
+// will be reused.
 bool Runner::take_tensor(const PythonStep &step, int32_t slot, PyObject *tensor) {
     Py_INCREF(tensor);
     bool owned = false;

@@ -1,7 +1,8 @@
 // Performs the steps of a call plan and makes its outputs.
 // Takes a Program and a Frame whose inputs, values and memory are in place; gives Python objects or an exception.
-// Always holds: before the first change of an input every failure is a RuntimeFallback (the call can be repeated eagerly); after it, the
-// error itself. The GIL is dropped around work worth it and held whenever Python objects are touched.
+// Always holds: before the first change of an input every failure is a RuntimeFallback (the call can be repeated
+// eagerly); after it, the error itself. The GIL is dropped around work worth it and held whenever Python objects are
+// touched.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -55,7 +56,8 @@ void run_portions(int64_t begin, int64_t end, void *context) {
     }
     for (size_t i = low; i < call->count && call->rows[i].first < end; i++) {
         const Row &row = call->rows[i];
-        int64_t from = (begin > row.first ? begin - row.first : 0) * row.portion, to = (end - row.first) * row.portion, status = 0;
+        int64_t from = (begin > row.first ? begin - row.first : 0) * row.portion, to = (end - row.first) * row.portion,
+                status = 0;
         if (to > row.extent) to = row.extent;
         if (from >= to) continue;
         row.function(row.buffers, row.sizes, from, to, &status);
@@ -113,7 +115,8 @@ bool Runner::step(Step one) {
         case StepKind::Skip: return true;  // `run` steps over what follows
         case StepKind::Gather: {
             const GatherStep &gather = p.gathers[one.operand];
-            for (size_t i = 0; i < gather.sources.size(); i++) f.handles[gather.first + i] = f.handles[gather.sources[i]];
+            for (size_t i = 0; i < gather.sources.size(); i++)
+                f.handles[gather.first + i] = f.handles[gather.sources[i]];
             return true;
         }
     }
@@ -155,7 +158,8 @@ bool Runner::fail_with_current_exception(const std::string &name) {
     return false;
 }
 
-// --- kernels and memory ------------------------------------------------------------------------------------------------------
+// --- kernels and memory
+// ------------------------------------------------------------------------------------------------------
 
 bool Runner::kernel(const KernelStep &step) {
     int64_t extent = v[step.extent];
@@ -178,26 +182,30 @@ bool Runner::kernel(const KernelStep &step) {
     for (size_t i = 0; i < step.buffers.size(); i++) buffers[i] = f.pointers[step.buffers[i]];
     for (size_t i = 0; i < step.sizes.size(); i++) sizes[i] = v[step.sizes[i]];
     KernelCall call{step.function, buffers, sizes, 0};
-    // One grain is work worth a thread: less than that is not worth dropping the GIL either, less than two not a parallel region.
+    // One grain is work worth a thread: less than that is not worth dropping the GIL either, less than two not a
+    // parallel region.
     if (extent >= step.grain) drop_gil();
     if (step.grain > 0 && extent / 2 >= step.grain) {
-        if (torch.parallel_for(0, extent, step.grain, run_chunk, &call) != 0) return fail(torch_error(step.name.c_str()), PyExc_RuntimeError);
+        if (torch.parallel_for(0, extent, step.grain, run_chunk, &call) != 0)
+            return fail(torch_error(step.name.c_str()), PyExc_RuntimeError);
     } else {
         run_chunk(0, extent, &call);
     }
     return call.status == 0 || kernel_failed(step, call.status, sizes);
 }
 
-// Status 1: an index of the user's was out of range. Another one is of a kernel with checks (codegen/llvm/checked.py): bit 1 says that it
-// was a store, bit 2 that the user is to hear of it; then the number of the buffer + 1, 13 bits, and the element. The elements of the
-// buffers are the last of its sizes.
+// Status 1: an index of the user's was out of range. Another one is of a kernel with checks (codegen/llvm/checked.py):
+// bit 1 says that it was a store, bit 2 that the user is to hear of it; then the number of the buffer + 1, 13 bits, and
+// the element. The elements of the buffers are the last of its sizes.
 bool Runner::kernel_failed(const KernelStep &step, int64_t status, const int64_t *sizes) {
     if (status == 1) return fail("index out of range in " + step.name, PyExc_IndexError);
     size_t buffer = static_cast<size_t>((status >> 3 & 0x1fff) - 1);
     std::string room = "memory of its own";
     if (buffer < step.buffers.size())
-        room = "buffer " + std::to_string(buffer) + " of " + std::to_string(sizes[step.sizes.size() - step.buffers.size() + buffer]) + " elements";
-    std::string message = step.name + " would " + (status & 2 ? "write" : "read") + " element " + std::to_string(status >> 16) + " of " + room;
+        room = "buffer " + std::to_string(buffer) + " of " +
+               std::to_string(sizes[step.sizes.size() - step.buffers.size() + buffer]) + " elements";
+    std::string message = step.name + " would " + (status & 2 ? "write" : "read") + " element " +
+                          std::to_string(status >> 16) + " of " + room;
     if ((status & 4) == 0) return fail(message, PyExc_SystemError);
     outside_ = message;
     return false;
@@ -214,7 +222,8 @@ void Runner::raise_outside(size_t number) {
     Py_XDECREF(module);
 }
 
-// The kernels' iterations laid end to end, in portions of about equal work: a thread takes a run of portions, wherever they belong.
+// The kernels' iterations laid end to end, in portions of about equal work: a thread takes a run of portions, wherever
+// they belong.
 bool Runner::group(const GroupStep &step) {
     std::vector<void *> buffers(step.buffers);
     std::vector<int64_t> sizes(step.sizes);
@@ -232,14 +241,16 @@ bool Runner::group(const GroupStep &step) {
     GroupCall call{rows.data(), rows.size(), -1, 0};
     if (portions >= kPortions) drop_gil();
     if (portions >= 2 * kPortions) {
-        if (torch.parallel_for(0, portions, kPortions, run_portions, &call) != 0) return fail(torch_error("a group of kernels"), PyExc_RuntimeError);
+        if (torch.parallel_for(0, portions, kPortions, run_portions, &call) != 0)
+            return fail(torch_error("a group of kernels"), PyExc_RuntimeError);
     } else {
         run_portions(0, portions, &call);
     }
     return call.failed < 0 || kernel_failed(step.kernels[call.failed], call.status, rows[call.failed].sizes);
 }
 
-// --- kernels on a GPU --------------------------------------------------------------------------------------------------------
+// --- kernels on a GPU
+// --------------------------------------------------------------------------------------------------------
 
 namespace {
 constexpr uintptr_t kPointerMask = 15;  // generated kernels take pointers that are multiples of 16
@@ -256,7 +267,8 @@ Runner::~Runner() {
 // Makes the device current until the call ends, and finds PyTorch's current stream on it.
 bool Runner::enter_device(int32_t device) {
     bool ok = guard_ == nullptr ? torch.cuda_guard(device, &guard_) == 0 : torch.cuda_guard_set(guard_, device) == 0;
-    if (!ok || torch.cuda_stream(device, &stream_) != 0) return fail(torch_error("the current stream"), PyExc_RuntimeError);
+    if (!ok || torch.cuda_stream(device, &stream_) != 0)
+        return fail(torch_error("the current stream"), PyExc_RuntimeError);
     device_ = device;
     follows_ = false;
     return true;
@@ -265,7 +277,8 @@ bool Runner::enter_device(int32_t device) {
 // An input that a kernel writes cannot be replaced by an aligned copy: then the call runs eagerly, from its start.
 bool Runner::check_alignment() {
     for (int32_t slot : p.written_inputs)
-        if (misaligned(f.pointers[slot])) return fail("an input that is written to does not start at a multiple of 16 bytes", PyExc_RuntimeError);
+        if (misaligned(f.pointers[slot]))
+            return fail("an input that is written to does not start at a multiple of 16 bytes", PyExc_RuntimeError);
     return true;
 }
 
@@ -307,7 +320,8 @@ bool Runner::launch(const LaunchStep &step) {
     }
     for (size_t i = 0; i < step.sizes.size(); i++) parameters[n + i] = const_cast<int64_t *>(v + step.sizes[i]);
     void *scratch = step.scratch ? f.pointers[step.buffers[n]] : nullptr, *nothing = nullptr;
-    parameters[all] = &scratch;  // Triton's own memory: descriptions of tensors for the copy engine, and what profiling writes
+    parameters[all] =
+        &scratch;  // Triton's own memory: descriptions of tensors for the copy engine, and what profiling writes
     parameters[all + 1] = &nothing;
     std::string error;
     DeviceLaunch shape{step.function, grid, step.device, step.threads, step.shared, stream_, step.waits && follows_};
@@ -340,7 +354,8 @@ void Runner::release(int32_t slot) {
 }
 
 namespace {
-// The C library maps so large an allocation afresh every time: each of its pages costs a fault at the first write, so few large pages.
+// The C library maps so large an allocation afresh every time: each of its pages costs a fault at the first write, so
+// few large pages.
 constexpr int64_t kLargeAllocation = int64_t(32) << 20;
 constexpr uintptr_t kHugePage = uintptr_t(2) << 20;
 
@@ -364,7 +379,8 @@ bool Runner::allocate(int32_t slot) {
     int64_t size = s.itemsize;
     for (int32_t i = 0; i < s.ndim; i++) size *= v[s.sizes + i];
     void *memory = nullptr;
-    if (size >= kLargeAllocation && s.device == config.cpu && torch.data_ptr(handle, &memory) == 0) ask_for_huge_pages(memory, size);
+    if (size >= kLargeAllocation && s.device == config.cpu && torch.data_ptr(handle, &memory) == 0)
+        ask_for_huge_pages(memory, size);
     return pointer(slot);
 }
 
@@ -392,7 +408,8 @@ bool Runner::mutate(int32_t slot) {
     return true;
 }
 
-// --- library operators through C ---------------------------------------------------------------------------------------------
+// --- library operators through C
+// ---------------------------------------------------------------------------------------------
 
 bool Runner::external(const ExternStep &step) {
     for (int32_t slot : step.results) release(slot);
@@ -408,7 +425,8 @@ bool Runner::external(const ExternStep &step) {
 bool matches(Handle handle, const Slot &slot, const int64_t *v, bool *strides_match) {
     int64_t ndim = -1, *sizes, *strides;
     int32_t dtype = -1, device = -1;
-    if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0) return false;
+    if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0)
+        return false;
     *strides_match = true;
     if (slot.ndim < 0) return dtype == slot.dtype && device == slot.device;  // a shape that the data decide
     // A number that only operators read may lie anywhere: attention keeps its random state where it likes.
@@ -433,23 +451,28 @@ std::string shape_text(const int64_t *sizes, int64_t ndim, int32_t dtype, int32_
     return text + ") of dtype " + std::to_string(dtype) + " on device type " + std::to_string(device);
 }
 
-std::string Runner::expected_shape(const Slot &slot) { return shape_text(v + slot.sizes, slot.ndim, slot.dtype, slot.device); }
+std::string Runner::expected_shape(const Slot &slot) {
+    return shape_text(v + slot.sizes, slot.ndim, slot.dtype, slot.device);
+}
 
 std::string Runner::found_shape(Handle handle) {
     int64_t ndim = 0, *sizes = nullptr;
     int32_t dtype = -1, device = -1;
     if (handle == nullptr) return "nothing";
-    if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0) return "no plain tensor";
+    if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0)
+        return "no plain tensor";
     if (ndim != 0 && torch.sizes(handle, &sizes) != 0) return "a tensor without sizes";
     return shape_text(sizes, ndim, dtype, device);
 }
 
-// What an operator returned must be what the plan assumed: another shape or dtype is an error, other strides are copied away.
+// What an operator returned must be what the plan assumed: another shape or dtype is an error, other strides are copied
+// away.
 bool Runner::check(int32_t slot) {
     const Slot &s = p.slots[slot];
     bool strides_match = false;
     if (f.handles[slot] == nullptr || !matches(f.handles[slot], s, v, &strides_match))
-        return fail("an operator returned " + found_shape(f.handles[slot]) + ", the graph says " + expected_shape(s), PyExc_RuntimeError);
+        return fail("an operator returned " + found_shape(f.handles[slot]) + ", the graph says " + expected_shape(s),
+                    PyExc_RuntimeError);
     if (!strides_match) {
         Handle copy = nullptr;
         if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &copy) != 0)
@@ -466,7 +489,8 @@ bool Runner::check(int32_t slot) {
     return pointer(slot);
 }
 
-// --- outputs -----------------------------------------------------------------------------------------------------------------
+// --- outputs
+// -----------------------------------------------------------------------------------------------------------------
 
 PyObject *Runner::values_tuple(int32_t first, int32_t n) {
     PyObject *tuple = PyTuple_New(n);
@@ -496,7 +520,8 @@ PyObject *Runner::output(const OutputSpec &spec) {
         }
         case OutputKind::PrivateView: {
             Handle view = nullptr;
-            if (torch.reinterpret(f.handles[spec.slot], spec.ndim, v + spec.sizes, v + spec.strides, v[spec.offset], &view) != 0) {
+            if (torch.reinterpret(f.handles[spec.slot], spec.ndim, v + spec.sizes, v + spec.strides, v[spec.offset],
+                                  &view) != 0) {
                 fail(torch_error("a view of an output"), PyExc_RuntimeError);
                 return nullptr;
             }
@@ -507,13 +532,15 @@ PyObject *Runner::output(const OutputSpec &spec) {
             PyObject *sizes = base == nullptr ? nullptr : values_tuple(spec.sizes, spec.ndim);
             PyObject *strides = sizes == nullptr ? nullptr : values_tuple(spec.strides, spec.ndim);
             PyObject *view = nullptr;
-            // A view of what has a gradient function would get one. One made without gradients could not be written to with them.
+            // A view of what has a gradient function would get one. One made without gradients could not be written to
+            // with them.
             PyObject *differentiable = strides == nullptr ? nullptr : PyObject_GetAttrString(base, "requires_grad");
             bool grad = torch.grad_enabled(), off = differentiable != Py_False;
             Py_XDECREF(differentiable);
             if (off) torch.set_grad_enabled(false);
             if (differentiable != nullptr)
-                view = PyObject_CallFunction(config.alias_view, "OOOLi", base, sizes, strides, static_cast<long long>(v[spec.offset]), spec.dtype);
+                view = PyObject_CallFunction(config.alias_view, "OOOLi", base, sizes, strides,
+                                             static_cast<long long>(v[spec.offset]), spec.dtype);
             if (off) torch.set_grad_enabled(grad);
             Py_XDECREF(base);
             Py_XDECREF(sizes);

@@ -1,6 +1,7 @@
-// What the call plan needs of PyTorch, through C functions whose addresses fusewright.runtime.torch_c found and verified.
-// Takes addresses and a few Python callables (for versions that lack a symbol); gives handles, wrapped tensors and guards.
-// Always holds: no PyTorch header is included; a C++ exception of PyTorch's becomes a Python exception here.
+// What the call plan needs of PyTorch, through C functions whose addresses fusewright.runtime.torch_c found and
+// verified. Takes addresses and a few Python callables (for versions that lack a symbol); gives handles, wrapped
+// tensors and guards. Always holds: no PyTorch header is included; a C++ exception of PyTorch's becomes a Python
+// exception here.
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -80,7 +81,8 @@ PyObject *configure_plan(PyObject *, PyObject *args) {
 }
 
 PyMethodDef functions[] = {
-    {"configure_plan", configure_plan, METH_VARARGS, "Give call plans PyTorch's C functions; see fusewright.runtime.torch_c."},
+    {"configure_plan", configure_plan, METH_VARARGS,
+     "Give call plans PyTorch's C functions; see fusewright.runtime.torch_c."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -146,7 +148,8 @@ PyObject *wrap_and_delete(Handle handle) {
             set_error(error);
         }
         torch.delete_handle(handle);
-        if (object == nullptr && !PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a tensor could not be wrapped");
+        if (object == nullptr && !PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError, "a tensor could not be wrapped");
         return object;
     }
     PyObject *capsule = PyCapsule_New(handle, nullptr, nullptr);

@@ -6,7 +6,8 @@
 
 __thread char *fw_stack_limit = NULL;
 
-static const size_t kMargin = 256 << 10;  // bytes for what runs without asking: CPython's own recursion, PyTorch's operators
+static const size_t kMargin =
+    256 << 10;  // bytes for what runs without asking: CPython's own recursion, PyTorch's operators
 
 int fw_stack_overflow(char *here) {
     void *lowest = NULL;
@@ -25,6 +26,7 @@ int fw_stack_overflow(char *here) {
     fw_stack_limit = low + (size / 4 < kMargin ? size / 4 : kMargin);
     // A coroutine library may have put this call on a stack of its own, of which nothing is known.
     if (here >= fw_stack_limit || here < low) return 0;
-    PyErr_SetString(PyExc_RecursionError, "maximum recursion depth exceeded: the C stack of this thread is nearly used up");
+    PyErr_SetString(PyExc_RecursionError,
+                    "maximum recursion depth exceeded: the C stack of this thread is nearly used up");
     return 1;
 }

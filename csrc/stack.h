@@ -1,7 +1,8 @@
 // Whether a thread's C stack is nearly used up.
 //
-// CPython counts Python's frames and runs those of plain functions without C stack. A compiled call and a frame under the hook take some, so with a
-// raised recursion limit a deep recursion would end the process. Where too little is left they raise RecursionError.
+// CPython counts Python's frames and runs those of plain functions without C stack. A compiled call and a frame under
+// the hook take some, so with a raised recursion limit a deep recursion would end the process. Where too little is left
+// they raise RecursionError.
 #ifndef FUSEWRIGHT_STACK_H
 #define FUSEWRIGHT_STACK_H
 

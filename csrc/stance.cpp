@@ -1,8 +1,9 @@
 // The stance, see stance.h.
 //
-// torch.compiler.set_stance keeps its stance in a global of the module that implements it, which its first call imports. That module is looked for in
-// sys.modules, never imported here: as long as it is not there, nobody has set a stance. Always holds: what is remembered is good for one version of
-// the dict that it was read from; where a dict has no version, it is read again.
+// torch.compiler.set_stance keeps its stance in a global of the module that implements it, which its first call
+// imports. That module is looked for in sys.modules, never imported here: as long as it is not there, nobody has set a
+// stance. Always holds: what is remembered is good for one version of the dict that it was read from; where a dict has
+// no version, it is read again.
 #include "stance.h"
 
 #include "dict_versions.h"
@@ -56,7 +57,8 @@ PyObject *torch_stance(PyObject *, PyObject *) {
 
 PyMethodDef functions[] = {
     {"set_stance", set_stance, METH_O, "set_stance(0 or 1) -> the one before. 1: compiled functions run eagerly."},
-    {"torch_stance", torch_stance, METH_NOARGS, "torch_stance() -> the name of the stance that torch.compiler.set_stance has set."},
+    {"torch_stance", torch_stance, METH_NOARGS,
+     "torch_stance() -> the name of the stance that torch.compiler.set_stance has set."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,7 +1,7 @@
 // Reading tensors and global state through verified offsets and exported symbols: see tensors.h.
 //
-// Sources of the facts: c10::TensorImpl, c10::StorageImpl and c10::impl::SizesAndStrides (which fields exist; where they stand is
-// measured), and the symbol tables of libc10.so and libtorch_cpu.so.
+// Sources of the facts: c10::TensorImpl, c10::StorageImpl and c10::impl::SizesAndStrides (which fields exist; where
+// they stand is measured), and the symbol tables of libc10.so and libtorch_cpu.so.
 #include "tensors.h"
 
 #include <dlfcn.h>
@@ -156,11 +156,13 @@ bool functions_agree(const Sample &s) {
 }
 
 // probe_tensors(libc10 path, libtorch_cpu path, TensorBase, samples) -> dict of offsets
-// The first samples must have at most five dimensions; dtypes, key sets and shapes must differ enough to make each field unique.
+// The first samples must have at most five dimensions; dtypes, key sets and shapes must differ enough to make each
+// field unique.
 PyObject *probe_tensors(PyObject *, PyObject *args) {
     const char *c10_path, *cpu_path;
     PyObject *base, *list;
-    if (!PyArg_ParseTuple(args, "ssO!O!", &c10_path, &cpu_path, &PyType_Type, &base, &PyList_Type, &list)) return nullptr;
+    if (!PyArg_ParseTuple(args, "ssO!O!", &c10_path, &cpu_path, &PyType_Type, &base, &PyList_Type, &list))
+        return nullptr;
     Py_ssize_t n = PyList_GET_SIZE(list);
     Sample *samples = static_cast<Sample *>(PyMem_Calloc(n + 1, sizeof(Sample)));
     if (samples == nullptr) return PyErr_NoMemory();
@@ -211,9 +213,10 @@ PyObject *probe_tensors(PyObject *, PyObject *args) {
 }
 
 PyObject *state_to_tuple(const State &s) {
-    return Py_BuildValue("(iiiiiiiii(ii)(ii)iii)", s.grad, s.inference, s.autocast_cache, s.torch_function, s.modes, s.deterministic, s.warn_only, s.matmul,
-                         s.default_dtype, s.autocast_enabled[0], s.autocast_enabled[1], s.autocast_dtype[0], s.autocast_dtype[1],
-                         s.torch_function_modes, s.num_threads, s.tensor_class);
+    return Py_BuildValue("(iiiiiiiii(ii)(ii)iii)", s.grad, s.inference, s.autocast_cache, s.torch_function, s.modes,
+                         s.deterministic, s.warn_only, s.matmul, s.default_dtype, s.autocast_enabled[0],
+                         s.autocast_enabled[1], s.autocast_dtype[0], s.autocast_dtype[1], s.torch_function_modes,
+                         s.num_threads, s.tensor_class);
 }
 
 // The class whose version changes with it and its bases, and the number that Python has given to what they hold.
@@ -222,7 +225,9 @@ unsigned tensor_class_version = 0;
 int32_t tensor_class_number = -1;
 
 int32_t read_tensor_class() {
-    return tensor_class != nullptr && tensor_class_version != 0 && type_version(tensor_class) == tensor_class_version ? tensor_class_number : -1;
+    return tensor_class != nullptr && tensor_class_version != 0 && type_version(tensor_class) == tensor_class_version
+               ? tensor_class_number
+               : -1;
 }
 
 PyObject *py_tensor_class(PyObject *, PyObject *) { return PyLong_FromLong(read_tensor_class()); }
@@ -241,7 +246,8 @@ PyObject *note_tensor_class(PyObject *, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-// probe_state(libc10 path, libtorch_cpu path, number of autocast devices, expected tuple) -> bool: whether state is read natively from now on.
+// probe_state(libc10 path, libtorch_cpu path, number of autocast devices, expected tuple) -> bool: whether state is
+// read natively from now on.
 PyObject *probe_state(PyObject *, PyObject *args) {
     const char *c10_path, *cpu_path;
     int devices;
@@ -264,11 +270,16 @@ PyObject *py_read_state(PyObject *, PyObject *) {
 }
 
 PyMethodDef functions[] = {
-    {"probe_tensors", probe_tensors, METH_VARARGS, "Find and verify the offsets of a tensor's fields; see capture/probe.py."},
-    {"probe_state", probe_state, METH_VARARGS, "Find and verify the symbols that read global state; see capture/probe.py."},
-    {"tensor_class", py_tensor_class, METH_NOARGS, "The number of what the classes of tensors hold, or -1 when they have changed since it was given."},
-    {"note_tensor_class", note_tensor_class, METH_VARARGS, "note_tensor_class(class, number): what it and its bases hold now has this number."},
-    {"read_state", py_read_state, METH_NOARGS, "The global state as a tuple of ints, or None when it cannot be read natively."},
+    {"probe_tensors", probe_tensors, METH_VARARGS,
+     "Find and verify the offsets of a tensor's fields; see capture/probe.py."},
+    {"probe_state", probe_state, METH_VARARGS,
+     "Find and verify the symbols that read global state; see capture/probe.py."},
+    {"tensor_class", py_tensor_class, METH_NOARGS,
+     "The number of what the classes of tensors hold, or -1 when they have changed since it was given."},
+    {"note_tensor_class", note_tensor_class, METH_VARARGS,
+     "note_tensor_class(class, number): what it and its bases hold now has this number."},
+    {"read_state", py_read_state, METH_NOARGS,
+     "The global state as a tuple of ints, or None when it cannot be read natively."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -317,21 +328,34 @@ bool read_state(State *s) try {
 
 bool state_from_tuple(PyObject *tuple, State *s) {
     int v[13];
-    if (!PyArg_ParseTuple(tuple, "iiiiiiiii(ii)(ii)iii", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &v[11], &v[12],
-                          &s->torch_function_modes, &s->num_threads, &s->tensor_class))
+    if (!PyArg_ParseTuple(tuple, "iiiiiiiii(ii)(ii)iii", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8],
+                          &v[9], &v[10], &v[11], &v[12], &s->torch_function_modes, &s->num_threads, &s->tensor_class))
         return false;
-    int8_t *fields[] = {&s->grad, &s->inference, &s->autocast_cache, &s->torch_function, &s->modes, &s->deterministic, &s->warn_only, &s->matmul,
-                        &s->default_dtype, &s->autocast_enabled[0], &s->autocast_enabled[1], &s->autocast_dtype[0], &s->autocast_dtype[1]};
+    int8_t *fields[] = {&s->grad,
+                        &s->inference,
+                        &s->autocast_cache,
+                        &s->torch_function,
+                        &s->modes,
+                        &s->deterministic,
+                        &s->warn_only,
+                        &s->matmul,
+                        &s->default_dtype,
+                        &s->autocast_enabled[0],
+                        &s->autocast_enabled[1],
+                        &s->autocast_dtype[0],
+                        &s->autocast_dtype[1]};
     for (int i = 0; i < 13; i++) *fields[i] = static_cast<int8_t>(v[i]);
     return true;
 }
 
 bool state_equal(const State &a, const State &b) {
-    return a.grad == b.grad && a.inference == b.inference && a.autocast_cache == b.autocast_cache && a.torch_function == b.torch_function &&
-           a.modes == b.modes && a.deterministic == b.deterministic && a.warn_only == b.warn_only && a.matmul == b.matmul &&
-           a.default_dtype == b.default_dtype && std::memcmp(a.autocast_enabled, b.autocast_enabled, sizeof a.autocast_enabled) == 0 &&
-           std::memcmp(a.autocast_dtype, b.autocast_dtype, sizeof a.autocast_dtype) == 0 && a.torch_function_modes == b.torch_function_modes &&
-           a.num_threads == b.num_threads && a.tensor_class == b.tensor_class;
+    return a.grad == b.grad && a.inference == b.inference && a.autocast_cache == b.autocast_cache &&
+           a.torch_function == b.torch_function && a.modes == b.modes && a.deterministic == b.deterministic &&
+           a.warn_only == b.warn_only && a.matmul == b.matmul && a.default_dtype == b.default_dtype &&
+           std::memcmp(a.autocast_enabled, b.autocast_enabled, sizeof a.autocast_enabled) == 0 &&
+           std::memcmp(a.autocast_dtype, b.autocast_dtype, sizeof a.autocast_dtype) == 0 &&
+           a.torch_function_modes == b.torch_function_modes && a.num_threads == b.num_threads &&
+           a.tensor_class == b.tensor_class;
 }
 
 int tensors_init(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -2,7 +2,8 @@
 //
 // Takes Python tensor objects; gives fields of the TensorImpl. Offsets are found and verified at import by
 // `probe_tensors` on known tensors (capture/probe.py), functions by dlsym.
-// Always holds: when `layout.ready` is false nothing here touches a tensor's memory, and callers use their Python fallback.
+// Always holds: when `layout.ready` is false nothing here touches a tensor's memory, and callers use their Python
+// fallback.
 #ifndef FUSEWRIGHT_TENSORS_H
 #define FUSEWRIGHT_TENSORS_H
 
@@ -29,20 +30,25 @@ struct TensorLayout {
 };
 extern TensorLayout layout;
 
-inline const char *tensor_impl(PyObject *tensor) { return *reinterpret_cast<char **>(reinterpret_cast<char *>(tensor) + layout.impl); }
+inline const char *tensor_impl(PyObject *tensor) {
+    return *reinterpret_cast<char **>(reinterpret_cast<char *>(tensor) + layout.impl);
+}
 inline uint64_t tensor_key_set(const char *impl) { return *reinterpret_cast<const uint64_t *>(impl + layout.key_set); }
 inline int tensor_dtype(const char *impl) { return *reinterpret_cast<const uint16_t *>(impl + layout.dtype); }
 inline int64_t tensor_dim(const char *impl) { return *reinterpret_cast<const int64_t *>(impl + layout.sizes); }
 // SizesAndStrides keeps up to five dimensions inline, more in one heap block (sizes, then strides).
 inline const int64_t *tensor_sizes(const char *impl) {
     const char *at = impl + layout.sizes + 8;
-    return tensor_dim(impl) <= 5 ? reinterpret_cast<const int64_t *>(at) : *reinterpret_cast<const int64_t *const *>(at);
+    return tensor_dim(impl) <= 5 ? reinterpret_cast<const int64_t *>(at)
+                                 : *reinterpret_cast<const int64_t *const *>(at);
 }
 inline const int64_t *tensor_strides(const char *impl) {
     int64_t dim = tensor_dim(impl);
     return tensor_sizes(impl) + (dim <= 5 ? 5 : dim);
 }
-inline bool is_tensor(PyObject *object) { return layout.tensor_base != nullptr && PyObject_TypeCheck(object, layout.tensor_base); }
+inline bool is_tensor(PyObject *object) {
+    return layout.tensor_base != nullptr && PyObject_TypeCheck(object, layout.tensor_base);
+}
 // The device's index as torch counts (-1 when the device has none); -2 when it cannot be read.
 int tensor_device_index(const char *impl);
 inline const char *tensor_storage(const char *impl) {

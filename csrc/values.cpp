@@ -1,4 +1,5 @@
-// Exact reads and comparisons of builtin objects: see values.h. Version differences of CPython's object layouts live here.
+// Exact reads and comparisons of builtin objects: see values.h. Version differences of CPython's object layouts live
+// here.
 #include "values.h"
 
 #include <cstring>
@@ -52,7 +53,8 @@ bool sets_equal(PyObject *a, PyObject *b) {
     bool same = left != nullptr && right != nullptr && PyList_GET_SIZE(left) == PyList_GET_SIZE(right);
     for (Py_ssize_t i = 0; same && i < PyList_GET_SIZE(left); i++) {
         bool found = false;
-        for (Py_ssize_t j = 0; !found && j < PyList_GET_SIZE(right); j++) found = constant_equal(PyList_GET_ITEM(left, i), PyList_GET_ITEM(right, j));
+        for (Py_ssize_t j = 0; !found && j < PyList_GET_SIZE(right); j++)
+            found = constant_equal(PyList_GET_ITEM(left, i), PyList_GET_ITEM(right, j));
         same = found;
     }
     Py_XDECREF(left);
@@ -87,8 +89,8 @@ bool constant_equal(PyObject *a, PyObject *b) {
 }
 
 bool lookup_is_plain(PyObject *dict, PyObject *key) {
-    // struct _dictkeysobject: Py_ssize_t dk_refcnt; uint8_t dk_log2_size, dk_log2_index_bytes, dk_kind (0: keys of any type). The same in
-    // 3.11 to 3.14 (Include/internal/pycore_dict.h).
+    // struct _dictkeysobject: Py_ssize_t dk_refcnt; uint8_t dk_log2_size, dk_log2_index_bytes, dk_kind (0: keys of any
+    // type). The same in 3.11 to 3.14 (Include/internal/pycore_dict.h).
     constexpr size_t kKindOffset = sizeof(Py_ssize_t) + 2;
     const char *keys = reinterpret_cast<const char *>(reinterpret_cast<PyDictObject *>(dict)->ma_keys);
     return PyUnicode_CheckExact(key) && keys[kKindOffset] != 0;

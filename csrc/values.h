@@ -1,4 +1,5 @@
-// Exact reads of builtin containers and exact comparison of constants, for guards: nothing here runs Python code unless said so.
+// Exact reads of builtin containers and exact comparison of constants, for guards: nothing here runs Python code unless
+// said so.
 #ifndef FUSEWRIGHT_VALUES_H
 #define FUSEWRIGHT_VALUES_H
 
@@ -8,7 +9,8 @@
 
 namespace fw {
 
-// Same type and same value: floats bit for bit, containers of constants element by element, instances of user classes by identity.
+// Same type and same value: floats bit for bit, containers of constants element by element, instances of user classes
+// by identity.
 bool constant_equal(PyObject *expected, PyObject *actual);
 
 // Whether looking `key` up in `dict` runs no Python code (an exact str in a table of exact strs only).
@@ -22,7 +24,8 @@ inline unsigned int type_version(PyTypeObject *type) {
     return type->tp_version_tag;
 }
 
-// The instance dictionary (of a type: its namespace), borrowed; NULL when there is none. Makes it exist where CPython defers that.
+// The instance dictionary (of a type: its namespace), borrowed; NULL when there is none. Makes it exist where CPython
+// defers that.
 PyObject *instance_dict(PyObject *object);
 
 // len() of a builtin container, string or subclass by the builtin's own count; -1 for anything else.
@@ -38,7 +41,17 @@ PyObject *dict_key_at(PyObject *dict, Py_ssize_t index);
 PyObject *dict_find_identical(PyObject *dict, PyObject *key);
 
 // The value of a plain C attribute that is read without running Python code; borrowed. `code` is a FieldCode.
-enum FieldCode { kGeneric, kFunctionGlobals, kFunctionDefaults, kFunctionKwDefaults, kFunctionClosure, kFunctionCode, kCellContents, kMethodSelf, kMethodFunction };
+enum FieldCode {
+    kGeneric,
+    kFunctionGlobals,
+    kFunctionDefaults,
+    kFunctionKwDefaults,
+    kFunctionClosure,
+    kFunctionCode,
+    kCellContents,
+    kMethodSelf,
+    kMethodFunction
+};
 PyObject *read_field(PyObject *object, int code);
 
 // The item of a deque or range (a new reference; index in range), NULL for anything else.

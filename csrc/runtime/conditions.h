@@ -1,6 +1,6 @@
 // Sizes and conditions on them, as signatures and manifests write them.
-// Takes values of JSON, and what the symbols in them are; gives numbers and answers. Always holds: what int64 cannot hold
-// is a Failure.
+// Takes values of JSON, and what the symbols in them are; gives numbers and answers. Always holds: what int64 cannot
+// hold is a Failure.
 #ifndef FUSEWRIGHT_RUNTIME_CONDITIONS_H
 #define FUSEWRIGHT_RUNTIME_CONDITIONS_H
 

@@ -67,7 +67,8 @@ Parts read_zip(Bytes file) {
     size_t end = file.size < 22 ? 0 : file.size - 22;
     while (end > 0 && std::memcmp(file.data + end, "PK\5\6", 4) != 0 && file.size - end < 22 + 0xffff) end--;
     require(file.size >= 22 && std::memcmp(file.data + end, "PK\5\6", 4) == 0, "the zip directory: is missing");
-    uint64_t count = little(file.data + end + 10, 2), size = little(file.data + end + 12, 4), start = little(file.data + end + 16, 4);
+    uint64_t count = little(file.data + end + 10, 2), size = little(file.data + end + 12, 4),
+             start = little(file.data + end + 16, 4);
     if (start == 0xffffffffu || count == 0xffff) {
         require(end >= 20 && std::memcmp(file.data + end - 20, "PK\6\7", 4) == 0, "the zip directory: is damaged");
         Bytes more = slice(file, little(file.data + end - 12, 8), 56, "the zip directory");
@@ -81,7 +82,8 @@ Parts read_zip(Bytes file) {
     Parts parts;
     size_t at = 0;
     for (uint64_t i = 0; i < count; i++) {
-        require(directory.size - at >= 46 && std::memcmp(directory.data + at, "PK\1\2", 4) == 0, "the zip directory: is damaged");
+        require(directory.size - at >= 46 && std::memcmp(directory.data + at, "PK\1\2", 4) == 0,
+                "the zip directory: is damaged");
         const uint8_t *entry = directory.data + at;
         uint64_t length = little(entry + 28, 2), extra = little(entry + 30, 2), comment = little(entry + 32, 2);
         require(directory.size - at - 46 >= length + extra + comment, "the zip directory: is damaged");
@@ -95,9 +97,11 @@ Parts read_zip(Bytes file) {
         require(std::memcmp(header.data, "PK\3\4", 4) == 0, name + ": has no header");
         uint64_t own = little(header.data + 26, 2), own_extra = little(header.data + 28, 2);
         Bytes own_name = slice(file, place + 30, own, name);
-        require(own == length && std::memcmp(own_name.data, name.data(), own) == 0, name + ": has another name in its header");
+        require(own == length && std::memcmp(own_name.data, name.data(), own) == 0,
+                name + ": has another name in its header");
         Bytes content = slice(file, place + 30 + own + own_extra, plain, name);
-        require(crc32(content.data, content.size) == little(entry + 16, 4), name + ": its checksum differs: the file is damaged");
+        require(crc32(content.data, content.size) == little(entry + 16, 4),
+                name + ": its checksum differs: the file is damaged");
         require(parts.emplace(name, content).second, name + ": there are two parts of this name");
         at += 46 + length + extra + comment;
     }
@@ -107,25 +111,31 @@ Parts read_zip(Bytes file) {
 
 std::string sha256(Bytes data) {
     static const uint32_t rounds[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
-        0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
-        0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
-        0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
-        0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
-        0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-    uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+        0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+        0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+        0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+        0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+        0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     auto turn = [](uint32_t value, int by) { return value >> by | value << (32 - by); };
     auto block = [&](const uint8_t *at) {
         uint32_t w[64], v[8];
-        for (int i = 0; i < 16; i++) w[i] = uint32_t(at[4 * i]) << 24 | at[4 * i + 1] << 16 | at[4 * i + 2] << 8 | at[4 * i + 3];
+        for (int i = 0; i < 16; i++)
+            w[i] = uint32_t(at[4 * i]) << 24 | at[4 * i + 1] << 16 | at[4 * i + 2] << 8 | at[4 * i + 3];
         for (int i = 16; i < 64; i++) {
             uint32_t a = w[i - 15], b = w[i - 2];
             w[i] = w[i - 16] + w[i - 7] + (turn(a, 7) ^ turn(a, 18) ^ a >> 3) + (turn(b, 17) ^ turn(b, 19) ^ b >> 10);
         }
         std::memcpy(v, state, sizeof v);
         for (int i = 0; i < 64; i++) {
-            uint32_t one = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) + rounds[i] + w[i];
-            uint32_t two = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
+            uint32_t one = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
+                           rounds[i] + w[i];
+            uint32_t two =
+                (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
             for (int k = 7; k > 0; k--) v[k] = v[k - 1];
             v[4] += one;
             v[0] = one + two;
@@ -146,7 +156,8 @@ std::string sha256(Bytes data) {
     return text;
 }
 
-// --- values ------------------------------------------------------------------------------------------------------------------
+// --- values
+// ------------------------------------------------------------------------------------------------------------------
 
 const Value &Value::operator[](const char *key) const {
     require(kind == Object, std::string("no object with ") + key);
@@ -245,7 +256,9 @@ class Json {
 
     void number(Value *made) {
         std::string digits;
-        while (at_ < end_ && digits.size() < 64 && std::strchr("+-.0123456789eEInfinityNaN", *at_) != nullptr && *at_ != 0) digits += static_cast<char>(*at_++);
+        while (at_ < end_ && digits.size() < 64 && std::strchr("+-.0123456789eEInfinityNaN", *at_) != nullptr &&
+               *at_ != 0)
+            digits += static_cast<char>(*at_++);
         require(!digits.empty(), "JSON: an unknown value");
         char *stop = nullptr;
         errno = 0;
@@ -279,7 +292,9 @@ class Json {
             // Names that matter are ASCII; each half of a pair stands alone elsewhere, which only messages show.
             if (code < 0x80) made += static_cast<char>(code);
             else if (code < 0x800) made += {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
-            else made += {static_cast<char>(0xe0 | code >> 12), static_cast<char>(0x80 | (code >> 6 & 63)), static_cast<char>(0x80 | (code & 63))};
+            else
+                made += {static_cast<char>(0xe0 | code >> 12), static_cast<char>(0x80 | (code >> 6 & 63)),
+                         static_cast<char>(0x80 | (code & 63))};
         }
         require(at_ < end_, "JSON: ends too early");
         at_++;
@@ -380,7 +395,8 @@ class Plan {
                 break;
             case 'R': {
                 uint64_t which = number();
-                require(which < sizeof kFields / sizeof *kFields, "a call plan has a record that the runtime without Python does not know");
+                require(which < sizeof kFields / sizeof *kFields,
+                        "a call plan has a record that the runtime without Python does not know");
                 made.kind = Value::Record;
                 made.integer = static_cast<int64_t>(which);
                 items(&made, kFields[which], depth);
@@ -401,7 +417,8 @@ Value read_plan(Bytes data) {
     require(data.size >= 10 && std::memcmp(data.data, "FWCP", 4) == 0, "is no call plan");
     require(little(data.data + 4, 2) == kForm, "a call plan of another form");
     Bytes body{data.data + 10, data.size - 10};
-    require(crc32(body.data, body.size) == little(data.data + 6, 4), "the call plan's checksum differs: the file is damaged");
+    require(crc32(body.data, body.size) == little(data.data + 6, 4),
+            "the call plan's checksum differs: the file is damaged");
     return Plan(body).whole();
 }
 

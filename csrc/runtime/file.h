@@ -1,6 +1,6 @@
 // What a package file is made of, checked: zip parts, JSON, hashes, and the values of a call plan.
-// Takes bytes; gives views of them and plain values. Always holds: what is wrong is a Failure that names the part, and no
-// more is allocated than in proportion to the file.
+// Takes bytes; gives views of them and plain values. Always holds: what is wrong is a Failure that names the part, and
+// no more is allocated than in proportion to the file.
 #ifndef FUSEWRIGHT_RUNTIME_FILE_H
 #define FUSEWRIGHT_RUNTIME_FILE_H
 

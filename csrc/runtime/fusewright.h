@@ -1,6 +1,6 @@
 /* Runs packages of fusewright.package, without Python. Those made with standalone=True need nothing else; others call
- * operators of PyTorch through its C functions, in libtorch_cpu.so, which is opened when such a package is loaded. Those
- * of programs on a GPU need CUDA's driver (libcuda.so.1), and libtorch_cuda.so where they call operators.
+ * operators of PyTorch through its C functions, in libtorch_cpu.so, which is opened when such a package is loaded.
+ * Those of programs on a GPU need CUDA's driver (libcuda.so.1), and libtorch_cuda.so where they call operators.
  *
  * Every function that can fail gives a status; fw_last_error() says in words what was wrong, on the calling thread.
  * A package may be used by any number of threads at the same time. Its code runs with the rights of the process: load
@@ -46,8 +46,8 @@ typedef struct {
 
 typedef struct fw_package fw_package;
 
-/* Where libtorch_cpu.so is: its path, or its folder's. For packages that are not standalone, before the first of them is
- * loaded. Without it the one that is in the process is taken, or the dynamic loader's own places are searched. */
+/* Where libtorch_cpu.so is: its path, or its folder's. For packages that are not standalone, before the first of them
+ * is loaded. Without it the one that is in the process is taken, or the dynamic loader's own places are searched. */
 FW_API fw_status fw_use_torch(const char *path);
 
 FW_API fw_status fw_load(const char *path, fw_package **package);

@@ -58,7 +58,8 @@ class Tensor {
 
 // An argument: memory of the caller's, which is only read. gpu: the number of the GPU on which it lies; -1: the CPU.
 inline fw_tensor tensor(const void *data, fw_dtype dtype, const std::vector<int64_t> &sizes, int32_t gpu = -1) {
-    fw_tensor made{const_cast<void *>(data), dtype, static_cast<int32_t>(sizes.size()), {}, gpu < 0 ? FW_CPU : FW_CUDA, gpu < 0 ? 0 : gpu};
+    fw_tensor made{const_cast<void *>(data), dtype, static_cast<int32_t>(sizes.size()), {}, gpu < 0 ? FW_CPU : FW_CUDA,
+                   gpu < 0 ? 0 : gpu};
     if (sizes.size() > FW_MOST_DIMS) throw Error(FW_INPUT, "a tensor of too many dimensions");
     for (size_t i = 0; i < sizes.size(); i++) made.sizes[i] = sizes[i];
     return made;

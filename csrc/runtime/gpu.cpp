@@ -20,7 +20,8 @@ constexpr int kPinned = 1, kOnDevice = 1;   // CUmemAllocationType, CUmemLocatio
 constexpr int kPoolReleaseThreshold = 4;    // CUmemPool_attribute
 constexpr int kOwnFeatures = 90;            // from here on code is for its own architecture only: sm_90a
 
-// How good code for `arch` is on a GPU of architecture `own`; 0: it does not run there. As exporting/device_code.py has it.
+// How good code for `arch` is on a GPU of architecture `own`; 0: it does not run there. As exporting/device_code.py has
+// it.
 int64_t rank(int64_t arch, bool ptx, int64_t own) {
     if (arch == own) return ptx ? 1 : 3000;
     if (arch > own || arch >= kOwnFeatures) return 0;
@@ -74,7 +75,8 @@ const Gpu &Gpu::number(int32_t index) {
 Gpu::Gpu(int32_t index) : index_(index) {
     if (!cuda::find_driver()) fail("the program is on a GPU, and no CUDA driver (libcuda.so.1) is usable", FW_MACHINE);
     if (index >= count())
-        fail("the program is on GPU " + std::to_string(index) + ", and there are " + std::to_string(count()), FW_MACHINE);
+        fail("the program is on GPU " + std::to_string(index) + ", and there are " + std::to_string(count()),
+             FW_MACHINE);
     const cuda::Driver &driver = cuda::driver();
     check(driver.device(&device_, index), "opening the GPU");
     arch_ = arch_of(index);
@@ -320,7 +322,9 @@ std::string reason(const Value &needs) {
             int64_t own = Gpu::arch_of(i), best = 0;
             for (const Value &flag : flags)
                 for (bool ptx : {false, true}) best = std::max(best, rank(named_arch(flag.string()), ptx, own));
-            if (best == 0) return "it is for " + joined(flags) + ", and GPU " + std::to_string(i) + " is sm_" + std::to_string(own);
+            if (best == 0)
+                return "it is for " + joined(flags) + ", and GPU " + std::to_string(i) + " is sm_" +
+                       std::to_string(own);
         }
         return "";
     }

@@ -365,7 +365,8 @@ class Reader {
         const Gpu &gpu = *package_->gpu;
         Owned &found = package_->on_gpu[stored.data + start];
         if (found == nullptr) {
-            found = Owned(gpu.allocate(int64_t(stored.size - start), gpu.thread_stream()), Free{&gpu, gpu.thread_stream()});
+            found =
+                Owned(gpu.allocate(int64_t(stored.size - start), gpu.thread_stream()), Free{&gpu, gpu.thread_stream()});
             gpu.upload(found.get(), stored.data + start, int64_t(stored.size - start), gpu.thread_stream());
         }
         return static_cast<const char *>(found.get()) + offset - start;
@@ -411,7 +412,8 @@ void check_inputs(const Entry &entry, const fw_tensor *inputs, size_t count) {
         const fw_tensor &given = inputs[i];
         if (given.dtype != leaf.dtype) fail(leaf.name + " must be " + kDTypes[leaf.dtype].name, FW_INPUT);
         if (given.device != FW_CPU && (given.device != FW_CUDA || given.device_index != leaf.gpu))
-            fail(leaf.name + (leaf.gpu < 0 ? " must lie on the CPU" : " must lie on the CPU, or on GPU " + std::to_string(leaf.gpu)),
+            fail(leaf.name + (leaf.gpu < 0 ? " must lie on the CPU"
+                                           : " must lie on the CPU, or on GPU " + std::to_string(leaf.gpu)),
                  FW_INPUT);
         if (given.ndim != int32_t(leaf.shape.size()))
             fail(leaf.name + " has " + std::to_string(leaf.shape.size()) + " dimensions, got " +

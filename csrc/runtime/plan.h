@@ -1,6 +1,7 @@
 // One call plan, read from a package, and a call of it: generated kernels, on the CPU or on a GPU, and operators of
-// PyTorch's through its C functions. Takes the bytes of a `.code` part and pointers; gives memory of the results. Always holds: every slot and
-// value number of a plan that was read is in range; a plan is not changed by calls, so that threads share it.
+// PyTorch's through its C functions. Takes the bytes of a `.code` part and pointers; gives memory of the results.
+// Always holds: every slot and value number of a plan that was read is in range; a plan is not changed by calls, so
+// that threads share it.
 #ifndef FUSEWRIGHT_RUNTIME_PLAN_H
 #define FUSEWRIGHT_RUNTIME_PLAN_H
 

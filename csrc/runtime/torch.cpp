@@ -19,7 +19,8 @@ struct Row {
     void **(*place)(Torch &);
     bool required;
 };
-#define ROW(field, symbol, required) {symbol, [](Torch &made) { return reinterpret_cast<void **>(&made.field); }, required},
+#define ROW(field, symbol, required) \
+    {symbol, [](Torch &made) { return reinterpret_cast<void **>(&made.field); }, required},
 const Row kRows[] = {
     FUSEWRIGHT_TENSOR_CALLS(ROW)
     ROW(clone, "aoti_torch_clone", true)

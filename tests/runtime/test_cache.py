@@ -374,14 +374,17 @@ def test_one_of_many_processes_compiles_and_the_others_load(tmp_path: Path) -> N
 
 
 def _claims_and_dies(folder: Path) -> None:
-    assert DiskCache(folder, 1 << 20).claim(key_of("a")) is not None
+    claim = DiskCache(folder, 1 << 20).claim(key_of("a"))  # kept: a claim that nobody holds has ended
     time.sleep(60)
+    assert claim is not None
 
 
 def test_a_claim_ends_with_its_process(cache: DiskCache) -> None:
     process = multiprocessing.get_context("fork").Process(target=_claims_and_dies, args=(cache.folder,))
     process.start()
+    until = time.monotonic() + 30
     while not list(cache.folder.glob("tmp-*")):
+        assert time.monotonic() < until, "no claim"
         time.sleep(0.01)
     threading.Timer(0.3, process.kill).start()
     begun = time.monotonic()
@@ -397,7 +400,9 @@ def test_nobody_waits_for_a_claim_forever(cache: DiskCache, monkeypatch: pytest.
     monkeypatch.setattr("fusewright.runtime.cache.PATIENCE", 0.3)
     process = multiprocessing.get_context("fork").Process(target=_claims_and_dies, args=(cache.folder,))
     process.start()
+    until = time.monotonic() + 30
     while not list(cache.folder.glob("tmp-*")):
+        assert time.monotonic() < until, "no claim"
         time.sleep(0.01)
     time.sleep(0.1)
     begun = time.monotonic()
