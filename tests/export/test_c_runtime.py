@@ -205,6 +205,7 @@ def run(built: Path, *words, libraries: str = "") -> subprocess.CompletedProcess
 def compared(built, model, path, arguments, given, libraries="") -> None:
     """Eager's results, from Python and from the library, at several sizes."""
     loaded = fusewright.load_package(path)
+    torch.manual_seed(1)
     for size in (1, 2, 7, 64):
         x = arguments(size)
         given.write_bytes(x.numpy().tobytes())
@@ -213,8 +214,10 @@ def compared(built, model, path, arguments, given, libraries="") -> None:
         expected, again = model(copy.deepcopy(x)), loaded(x)
         for number, (one, other) in enumerate(zip(*((r if isinstance(r, tuple) else (r,)) for r in (expected, again)))):
             found = torch.frombuffer(bytearray(Path(f"{given}.out.{number}").read_bytes()), dtype=one.dtype)
-            torch.testing.assert_close(found.view(one.shape), one.detach())
-            torch.testing.assert_close(other, one.detach())
+            # 96 products of halves, each rounded by 2**-11 of about 0.05: an element near zero is their sum
+            least = {"rtol": 1e-3, "atol": 2.5e-4} if one.dtype is torch.float16 else {}
+            torch.testing.assert_close(found.view(one.shape), one.detach(), **least)
+            torch.testing.assert_close(other, one.detach(), **least)
 
 
 @pytest.mark.parametrize("name", MODELS)

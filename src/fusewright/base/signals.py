@@ -31,7 +31,10 @@ def memory_was_short(error: BaseException) -> bool:
 def raised_by_handler(error: BaseException) -> bool:
     """Whether `error` comes out of a handler of the operating system's signals, which may run at any moment: it is the
     program's, wherever it was met."""
-    return any(map(_is_handlers, (frame for frame, _ in traceback.walk_tb(error.__traceback__))))
+    # A handler that has raised is over; asked for its locals, a frame that still runs would hold on to them.
+    running = {id(frame) for frame, _ in traceback.walk_stack(None)}
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if id(frame) not in running)
+    return any(map(_is_handlers, frames))
 
 
 def _is_handlers(frame: types.FrameType) -> bool:

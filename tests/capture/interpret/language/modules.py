@@ -76,8 +76,9 @@ def register_in_forward():
 
 
 @program(
-    "tensor-address", "tensor-construction", "untraceable-call", "opaque-object", "cannot-rebuild", "class-creation"
-)
+    "tensor-address", "tensor-construction", "untraceable-call", "opaque-object", "cannot-rebuild", "class-creation",
+    "training-eager",
+)  # fmt: skip
 def module_and_parameter_added_in_forward():
     class M(nn.Module):
         def forward(self, x):
@@ -269,6 +270,7 @@ def missing_attribute_of_a_module():
     "frame-access",
     "cannot-rebuild",
     "function-mutation",
+    "uninitialised-parameter",
 )
 def lazy_modules():
     m = nn.Sequential(nn.LazyLinear(2), nn.ReLU())
