@@ -30,6 +30,7 @@ from fusewright.capture.frame import Backward
 from fusewright.graph.generators import drawing_devices
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.printer import print_graph
+from fusewright.runtime.training_graphs import Half
 from fusewright.sizes.expressions import Expr
 
 
@@ -68,7 +69,7 @@ def compile_joint(
         again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
     in_parts = _parts(halves.backward, compile_half)
     run_forward = compile_half(halves.forward, "forward")
-    if not isinstance(run_forward, _native.Plan):
+    if not isinstance(run_forward, (_native.Plan, Half)):  # what runs plans makes its outputs in memory of their own
         run_forward = _without_views(run_forward, backward.outputs)
     groups = _groups(joint, halves, backward, bool(in_parts))
     compiled_groups = []
