@@ -192,6 +192,8 @@ def _index_add(
 def _iterated(said: TensorType, *args: Any) -> TensorType:
     """Operators of TensorIterator whose meta kernel is a composition of others, which lays the result out otherwise."""
     operands = [value for value in args if isinstance(value, TensorType)]
+    if not operands:  # of two numbers
+        return said
     numbers = [value for value in args[:2] if isinstance(value, (bool, int, float))]
     computed = promote(*operands, *numbers)
     if not computed.is_floating_point and said.dtype.is_floating_point:
