@@ -190,10 +190,9 @@ class Compiler:
     def miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         """No entry of `compiled` fits this call: gives a new entry, or None to run the call eagerly.
 
-        Raises what `base/errors.py` lists for users and nothing else: GraphBreakError under fullgraph,
-        BackendError when the backend failed,
-        RecompileError under that stance. What else goes wrong in capture or compilation ends here, and the call runs
-        eagerly.
+        Raises what `base/errors.py` lists for users and nothing else: GraphBreakError under fullgraph, BackendError
+        when the backend failed, RecompileError under that stance. What else goes wrong in capture or compilation ends
+        here, and the call runs eagerly.
         """
         if self.settings["background"]:
             if not PROCESS.lock.acquire(blocking=False):

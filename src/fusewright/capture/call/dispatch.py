@@ -39,10 +39,10 @@ from fusewright.capture.call import (
     host_random,
     marked as call_marked,
     methods as call_methods,
-    number_tensors,
     of_constants,
     optimizers,
     polyfills,
+    reads,
     subclasses,
     support as call_support,
     torch as call_torch,
@@ -107,7 +107,7 @@ def checked(function: Any, row: Row) -> Row:
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
 _TABLES = (
     call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS, subclasses.ROWS,
-    number_tensors.ROWS, generators.ROWS, host_random.ROWS,
+    reads.ROWS, generators.ROWS, host_random.ROWS,
 )  # fmt: skip
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 

@@ -1,11 +1,14 @@
-"""Numbers that the program reads from tensors: `item()`, `int(x)`, `tolist()` and the like.
+"""Numbers that the program reads from tensors (`item()`, `int(x)`, `tolist()`), and tensors that it makes of such
+numbers (`torch.as_tensor(rate / step)`).
 
-Takes a tensor and the method's name; gives a number that is known, one that is known when the graph runs, or one that
-is taken for granted; MISSING where the read is a graph break.
+`read` takes a tensor and the method's name; gives a number that is known, one that is known when the graph runs, or one
+that is taken for granted; MISSING where the read is a graph break. A tensor is made by the graph where it is of a float
+that is known only at run time, or of a flat list of numbers with one; else by PyTorch's own function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +16,7 @@ import torch
 from fusewright.capture.border.native import native
 from fusewright.capture.call import optimizers
 from fusewright.capture.guards import MISSING
-from fusewright.sizes.symfloat import float_of_tensor
+from fusewright.sizes.symfloat import float_of_tensor, node_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -67,3 +70,28 @@ def _listed(tracer: Tracer, tensor: torch.Tensor) -> Any:
     if tensor.dim():
         return [_listed(tracer, part) for part in tracer.world.torch_call(torch.Tensor.unbind, (tensor,), {})]
     return tracer.call(torch.Tensor.item, (tensor,))
+
+
+def _made(fn: Callable[..., Any]) -> Callable[[Tracer, tuple[Any, ...], dict[str, Any]], Any]:
+    def make(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given: dict[str, Any] = dict(zip(("data", "dtype", "device"), args)) | kwargs
+        data: Any = given.get("data")
+        listed = type(data) in (list, tuple)
+        parts = list(data) if listed else [data]
+        floats = any(node_of(part) is not None for part in parts)
+        plain = all(node_of(part) is not None or type(part) in (int, float) for part in parts)
+        if not floats or not plain or not given.keys() <= {"data", "dtype", "device"}:
+            return tracer.world.torch_call(fn, args, kwargs)
+        dtype: Any = given.get("dtype") or torch.get_default_dtype()
+        device = given.get("device") or torch.get_default_device()
+
+        def record() -> Any:
+            tensors = [torch.full((), part, dtype=dtype, device=device) for part in parts]
+            return torch.stack(tensors) if listed else tensors[0]
+
+        return tracer.world.torch_call(record, (), {})
+
+    return make
+
+
+ROWS = [(fn, _made(fn)) for fn in (torch.tensor, torch.as_tensor)]
