@@ -23,7 +23,6 @@ from fusewright.capture.border.values import (
     function,
     list as lists,
     object as objects,
-    process_group,
     set as sets,
     tensor,
     tuple as tuples,
@@ -59,7 +58,7 @@ LOADERS: dict[type, Loader] = {
 BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
     (torch.Tensor, tensor.load_tensor),
     (torch.nn.Module, objects.load_object),
-    (process_group.CONSTANTS, function.load_identity),
+    (objects.OF_PROCESSES, function.load_identity),
     (constant.PLACEMENTS, constant.load_is),
     (type, function.load_identity),
     (enum.Enum, constant.load_is),

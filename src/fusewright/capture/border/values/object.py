@@ -13,15 +13,16 @@ import functools
 import threading
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed
 
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
-from fusewright.capture.border.values import cls as classes, function as functions, process_group
+from fusewright.capture.border.values import cls as classes, function as functions
 from fusewright.capture.border.values.dict import OutsideDict, read_namespace
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
 
 # Attributes of these belong to another object, to which there is no path.
 _ELUSIVE = (weakref.ProxyType, weakref.CallableProxyType)
+
+# Process groups and reductions of torch.distributed are guarded by identity; a group's name, ranks and size are
+# constants then.
+OF_PROCESSES: tuple[type, ...] = ()
+_GROUP_METHOD: type = type(None)
+"""What a method of a class of theirs is."""
+if torch.distributed.is_available():
+    _c10d = cast(Any, torch.distributed)
+    OF_PROCESSES = (_c10d.ProcessGroup, _c10d.ReduceOp, _c10d.ReduceOp.RedOpType)
+    _GROUP_METHOD = type(vars(_c10d.ProcessGroup)["size"])
 
 
 def load_object(world: World, real: object, source: Source) -> object:
@@ -290,7 +301,7 @@ _BINDERS = {
     type(collections.namedtuple("_Pair", "first").first): _bind_native,  # type: ignore[attr-defined]
     types.WrapperDescriptorType: _bind_native,
     types.ClassMethodDescriptorType: _bind_native,
-    process_group.METHOD: _bind_native,
+    _GROUP_METHOD: _bind_native,
     types.BuiltinFunctionType: lambda world, found, obj, kind, name: found,
 }
 
