@@ -31,6 +31,7 @@ class Tensor(ctypes.Structure):
         ("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32), ("sizes", ctypes.c_int64 * 16),
         ("device", ctypes.c_int32), ("device_index", ctypes.c_int32),
     )  # fmt: skip
+    owner: torch.Tensor  # of the memory, where Python owns it
 
 
 def build(folder: Path) -> Path:
@@ -41,11 +42,13 @@ def build(folder: Path) -> Path:
 
 
 def described(tensor: torch.Tensor, address: int | None = None) -> Tensor:
-    """address: of its memory on GPU 0, where that is another one than the tensor's."""
+    """address: of its memory on GPU 0, where that is another one than the tensor's. The result keeps the tensor alive."""
     on_gpu = address is not None or tensor.device.type == "cuda"
     sizes = (ctypes.c_int64 * 16)(*tensor.shape)
     data = tensor.data_ptr() if address is None else address
-    return Tensor(data, DTYPES.index(tensor.dtype), tensor.dim(), sizes, int(on_gpu), 0)
+    made = Tensor(data, DTYPES.index(tensor.dtype), tensor.dim(), sizes, int(on_gpu), 0)
+    made.owner = tensor
+    return made
 
 
 class CLibrary:
