@@ -37,10 +37,11 @@ from benchmarks.gpu_rows import ROWS, Row
 from benchmarks.tables import save_rows
 from fusewright.base import events
 
+MODE = "default"
 WAYS: dict[str, Callable[[Any], Any]] = {
     "eager": lambda f: f,
-    "fusewright": lambda f: fusewright.compile(f, dynamic=False),
-    "torch.compile": lambda f: torch.compile(f, dynamic=False),
+    "fusewright": lambda f: fusewright.compile(f, dynamic=False, mode=MODE),
+    "torch.compile": lambda f: torch.compile(f, dynamic=False, mode=MODE),
 }
 Call = Callable[[], Any]
 FLUSHED = 256 << 20
@@ -92,7 +93,7 @@ def compiled_row(name: str, row: Row, record: dict[str, Any]) -> dict[str, tuple
             compiled = compile_(function)
             with events.STREAM.listening(lambda event: heard.extend(filter(None, [told(event)]))):
                 call = call_of(row, function, compiled)
-                found = [torch.view_as_real(one) if one.is_complex() else one for one in flat(call())]
+                found = [(torch.view_as_real(one) if one.is_complex() else one).clone() for one in flat(call())]
                 torch.cuda.synchronize()
                 record[f"{way}, first"] = round(time.perf_counter() - begin, 2)
                 call()
@@ -245,17 +246,19 @@ def table(records: list[dict[str, Any]], bandwidth: float) -> str:
 
 
 def main() -> int:
-    global PROCESSES
+    global PROCESSES, MODE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="comma-separated parts of names")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600)
+    modes = ("default", "reduce-overhead", "max-autotune")
+    parser.add_argument("--mode", default=MODE, choices=modes, help="of both compilers")
     parser.add_argument("--json", default="")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     parts = options.only.split(",") if options.only else [""]
     names = [name for name in ROWS if any(part in name for part in parts)][::-1]  # what compiles longest comes first
-    PROCESSES = options.processes
+    PROCESSES, MODE = options.processes, options.mode
     if options.worker:
         number, place = options.worker.split(":")
         worker(names[int(number) :: PROCESSES], Path(place), options.seconds)

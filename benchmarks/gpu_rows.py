@@ -7,6 +7,7 @@ training is timed with the gradients of all floating-point arguments.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -310,38 +311,81 @@ add("UNet, training", lambda: UNet().to("cuda", Half), lambda: (r(4, 4, 64, 64),
 
 
 class First(nn.Module):
-    """The first tensor of a model's output."""
+    """The first tensor of a model's output; of an encoder with a decoder, both read the same tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.also = {"decoder_input_ids"} & set(inspect.signature(model.forward).parameters)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.model(x)[0]
+        found: torch.Tensor = self.model(x, **dict.fromkeys(self.also, x))[0]
         return found
 
 
-def _transformer(name: str) -> nn.Module:
-    import transformers as t
+TEXT: dict[str, tuple[str, dict[str, Any]]] = {
+    # a name in transformers: what its config is given; all have six layers, widths are those of a published model
+    "BERT": ("Bert", {}),
+    "GPT-2": ("GPT2", {"n_layer": 6, "use_cache": False}),
+    "Llama": ("Llama", {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 8}),
+    "Mistral": ("Mistral", {"hidden_size": 2048, "intermediate_size": 7168, "num_attention_heads": 16, "sliding_window": 256}),
+    "Qwen3": ("Qwen3", {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}),
+    "Gemma2": ("Gemma2", {"hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8, "num_key_value_heads": 4}),
+    "Phi3": ("Phi3", {"hidden_size": 2048, "intermediate_size": 8192, "pad_token_id": 0}),
+    "ModernBERT": ("ModernBert", {"reference_compile": False}),
+    "ELECTRA": ("Electra", {"embedding_size": 256, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}),
+    "ALBERT": ("Albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "DeBERTa": ("DebertaV2", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "T5": ("T5", {"num_layers": 6, "use_cache": False}),
+    "Mamba": ("Mamba", {"hidden_size": 768}),
+}  # fmt: skip
 
-    made = {
-        "BERT": lambda: t.BertModel(t.BertConfig(num_hidden_layers=6)),
-        "Llama": lambda: t.LlamaModel(
-            t.LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=16,
-                          num_key_value_heads=8, use_cache=False)),
-        "GPT-2": lambda: t.GPT2Model(t.GPT2Config(n_layer=6, use_cache=False)),
-    }[name]()  # fmt: skip
-    for module in made.modules():
+
+def _prepared(model: nn.Module) -> nn.Module:
+    for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    return First(made.to("cuda", Half))
+    return First(model.to("cuda", Half))
+
+
+def _transformer(name: str) -> nn.Module:
+    import transformers
+
+    family, given = TEXT[name]
+    config = getattr(transformers, f"{family}Config")(**{"num_hidden_layers": 6, **given})
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return _prepared(getattr(transformers, f"{family}Model")(config))
+
+
+def _whisper() -> nn.Module:
+    """Whisper's encoder (small)."""
+    import transformers
+
+    config = transformers.WhisperConfig(
+        d_model=768, encoder_layers=12, encoder_attention_heads=12, encoder_ffn_dim=3072, decoder_layers=1
+    )
+    return _prepared(transformers.WhisperModel(config).encoder)
+
+
+VISION = {
+    # a name in torchvision, or in timm where it says so
+    "resnet50": "torchvision", "vit_b_16": "torchvision", "convnext_tiny": "torchvision", "densenet121": "torchvision",
+    "efficientnet_b0": "timm", "mobilenetv3_large_100": "timm", "regnety_032": "timm", "swin_tiny_patch4_window7_224": "timm",
+    "mixer_b16_224": "timm", "resnext50_32x4d": "timm",
+}  # fmt: skip
 
 
 def _vision(name: str) -> nn.Module:
-    import torchvision
+    if VISION[name] == "timm":
+        import timm
 
-    model: nn.Module = getattr(torchvision.models, name)().to("cuda", Half)
-    return model.to(memory_format=torch.channels_last)
+        model = timm.create_model(name, drop_rate=0.0)
+    else:
+        import torchvision
+
+        model = getattr(torchvision.models, name)()
+    return model.to("cuda", Half).to(memory_format=torch.channels_last)
 
 
 class DiT(nn.Module):
@@ -367,15 +411,15 @@ class DiT(nn.Module):
         return x
 
 
-for name, size in (("BERT", (16, 256)), ("Llama", (4, 512)), ("GPT-2", (8, 512))):
-    for train in (False, True):
-        add(f"model {name}{', training' if train else ''}", lambda name=name: _transformer(name),
-            lambda size=size: (i(20000, *size),), setup=True, train=train, tolerance=1e-1)  # fmt: skip
-for name in ("resnet50", "vit_b_16", "convnext_tiny"):
-    add(f"model {name}", lambda name=name: _vision(name).eval(), lambda: (r(32, 3, 224, 224, last=True),), setup=True,
-        tolerance=1e-1)  # fmt: skip
-add("model resnet50, training", lambda: _vision("resnet50"), lambda: (r(32, 3, 224, 224, last=True),), setup=True,
-    train=True, tolerance=2e-1)  # fmt: skip
-add("model DiT", lambda: DiT().to("cuda", Half), lambda: (r(8, 256, 768), r(8, 768)), setup=True, tolerance=5e-2)
-add("model DiT, training", lambda: DiT().to("cuda", Half), lambda: (r(8, 256, 768), r(8, 768)), setup=True, train=True,
-    tolerance=1e-1)  # fmt: skip
+def _model(name: str, function: Callable[[], nn.Module], make: Make, tolerance: float = 1e-1) -> None:
+    """Two rows: inference, and a training step."""
+    add(f"model {name}", lambda: function().eval(), make, setup=True, tolerance=tolerance)
+    add(f"model {name}, training", lambda: function().train(), make, setup=True, train=True, tolerance=2 * tolerance)
+
+
+for name in TEXT:
+    _model(name, lambda name=name: _transformer(name), lambda: (i(20000, 8, 512),))
+_model("Whisper encoder", _whisper, lambda: (r(8, 80, 3000),))
+for name in VISION:
+    _model(name, lambda name=name: _vision(name), lambda: (r(32, 3, 224, 224, last=True),))
+_model("DiT", lambda: DiT().to("cuda", Half), lambda: (r(8, 256, 768), r(8, 768)), tolerance=5e-2)
