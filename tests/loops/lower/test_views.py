@@ -121,3 +121,13 @@ def test_symbolic_strides_keep_their_order(order: tuple[int, ...]) -> None:
     got = fusewright.compile(torch.sigmoid, dynamic=True)(x)
     assert got.stride() == expected.stride()
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1)])
+@pytest.mark.parametrize("program", [lambda x, y: x * torch.complex(y, y), lambda x, y: torch.polar(x, y) * x])
+def test_the_real_part_is_not_the_number(program: Callable, shape: tuple[int, ...]) -> None:
+    """A gradient is the real part of an operator's result: it may have that one's shape and strides, and begin there."""
+    x, y = torch.rand(shape, requires_grad=True), torch.rand(shape, requires_grad=True)
+    expected, found = program(x, y), fusewright.compile(program)(x, y)
+    grads = [torch.autograd.grad(result, (x, y), torch.ones_like(expected) * 2j) for result in (found, expected)]
+    torch.testing.assert_close(*grads)

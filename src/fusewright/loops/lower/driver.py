@@ -530,7 +530,8 @@ class Lowering:
         buffer = self.program.buffers[ref.buffer]
         if buffer.role == "temporary":
             buffer = self.program.buffers[ref.buffer] = replace(buffer, role="output")
-        whole = ref.shape == buffer.shape and ref.stride == buffer.stride and ref.offset == 0
+        own = buffer.shape, buffer.stride, 0, buffer.dtype
+        whole = (ref.shape, ref.stride, ref.offset, ref.dtype) == own
         if node.op == "placeholder" or (buffer.role == "output" and whole):
             if self._returned.setdefault(ref.buffer, node) is node:
                 return Output("buffer", ref.buffer)
