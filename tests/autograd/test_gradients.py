@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fusewright
+from fusewright.autograd import halves
 
 SHARED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "sum": lambda x, y: x + y, "sum of copies": lambda x, y: x * 1 + y * 1, "sums": lambda x, y: (x + y, x - y), "stack": lambda x, y: torch.stack([x, y]),
@@ -147,3 +149,62 @@ def test_a_result_that_is_not_used_has_no_part_in_the_gradient(result: int, dyna
         run(x, y)[result].sum().backward()
         found.append((x.grad, y.grad))
     torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+class TwoHeads(nn.Module):
+    """Two results of a body; the factors of the second head's gradient are infinite where its bias is large."""
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.body, self.first, self.second = body, nn.Linear(width, 4), nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.body(x)
+        y = y.mean((2, 3)) if y.dim() == 4 else y
+        return self.first(y), self.second(y[:, 0] if y.dim() == 3 else y).exp()
+
+
+BODIES: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "linear": lambda: (nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(5, 8)),
+    "norm": lambda: (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()), torch.randn(2, 5, 8)),
+    "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), torch.randn(2, 5, 8)),
+    "images": lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(2, 3, 6, 6)),
+    "words": lambda: (nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 8)), torch.randint(0, 7, (2, 5))),
+}
+
+
+@pytest.mark.parametrize("bias", [0.0, 1000.0], ids=["finite", "infinite"])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_head_that_is_not_used_has_no_part_in_the_gradients(name: str, bias: float) -> None:
+    torch.manual_seed(0)
+    body, x = BODIES[name]()
+    model = TwoHeads(body, 8)
+    nn.init.constant_(model.second.bias, bias)
+    found = []
+    for run in (model, fusewright.compile(model, fullgraph=True)):
+        for _ in range(2):
+            model.zero_grad()
+            run(x)[0].square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert [one is None for one in found[1]] == [one is None for one in found[0]]
+    for ours, eager in zip(found[1], found[0]):
+        if eager is not None:
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_few_gradients_show_that_zeros_were_multiplied_by_infinity() -> None:
+    """Looking at all gradients would take a good part of a step."""
+    looked_at = []
+
+    def watched(gradients: list[Any]) -> bool:
+        looked_at.append(sum(one.numel() for one in gradients))
+        return True
+
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2)]
+    model = TwoHeads(nn.Sequential(nn.Embedding(100, 8), *layers), 8)
+    compiled = fusewright.compile(model, fullgraph=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halves, "_are_finite", watched)
+        compiled(torch.randint(0, 100, (2, 5)))[0].sum().backward()
+    (elements,) = looked_at
+    assert 0 < elements < 100 < sum(one.numel() for one in model.parameters()) / 10

@@ -56,6 +56,15 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """What the backward computes from zeros alone, by factors that may be infinite or NaN, if the outputs of `tangents`
+    (by place) have no gradient. `shown`: gradients (by place) one of which then is not finite, if a factor was not."""
+
+    tangents: frozenset[int]
+    shown: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Outputs that share operators, and their backward: backward(saved..., tangents...) → gradients.
 
@@ -69,7 +78,7 @@ class Group:
     leaves     whether all inputs are leaves
     exits      the outputs by the operator that made them, and the reaches that they lead to (but for those beyond
                others): hooks of an output are called when its operator's turn comes
-    branches   sets of tangents (their places) that multiply infinite values alone (autograd.joint.unfinished_branches)
+    branches   what is computed from zeros alone where outputs have no gradient (autograd.joint.unfinished_branches)
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -83,7 +92,7 @@ class Group:
     frees: tuple[tuple[int, ...], ...]
     leaves: bool
     exits: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    branches: tuple[frozenset[int], ...] = ()
+    branches: tuple[Branch, ...] = ()
 
     @property
     def single(self) -> bool:
@@ -200,7 +209,7 @@ def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> 
         results = _run(halves, ctx, values)
     except RuntimeFallback as error:
         return repeated(ctx, given, error, last)
-    if _multiplied_zeros(ctx, given) and not all(map(_is_finite, results)):
+    if not _are_finite([results[place] for place in _multiplied_zeros(ctx, given)]):
         with torch.enable_grad():
             results = replayed_gradients(ctx, given, create_graph=False)
     return _finished(ctx, results, last)
@@ -227,21 +236,28 @@ def _finished(ctx: Any, results: Sequence[Any], last: bool) -> Sequence[Any]:
     return results
 
 
-def _multiplied_zeros(ctx: Any, given: list[torch.Tensor | None]) -> bool:
-    """Whether the compiled backward has taken zeros for outputs that nothing depends on, and has computed with them
-    alone what eager leaves out: zero times infinity is no number. (Asked of a call that can be repeated.)"""
-    branches: tuple[frozenset[int], ...] = ctx.group.branches
+def _multiplied_zeros(ctx: Any, given: list[torch.Tensor | None]) -> set[int]:
+    """The gradients (by place) that show whether the compiled backward has multiplied zeros, taken for outputs that
+    nothing depends on, by what is not finite: zero times infinity is no number, and eager leaves it out. None of a
+    call that cannot be repeated."""
+    branches: tuple[Branch, ...] = ctx.group.branches
     if not branches or all(one is not None for one in given):
-        return False
+        return set()
     halves: Halves = ctx.halves
     if halves.replay is None or ctx.inputs is None or _versions(ctx.inputs) != ctx.versions:
-        return False
+        return set()
+    if halves.random and ctx.random is None:
+        return set()
     missing = {place for place, one in enumerate(given) if one is None}
-    return any(branch <= missing for branch in branches) and (not halves.random or ctx.random is not None)
+    return {place for branch in branches if branch.tangents <= missing for place in branch.shown}
 
 
-def _is_finite(gradient: Any) -> bool:
-    return not isinstance(gradient, torch.Tensor) or bool(gradient.isfinite().all())
+def _are_finite(gradients: list[Any]) -> bool:
+    """Whether all elements are. A sum is, of finite elements, unless it overflows: one pass, and one wait for a GPU."""
+    tensors = [one for one in gradients if isinstance(one, torch.Tensor)]
+    if not tensors or bool(torch.stack([one.sum().isfinite() for one in tensors]).all()):
+        return True
+    return all(bool(one.isfinite().all()) for one in tensors)
 
 
 def _run(halves: Halves, ctx: Any, values: list[Any]) -> tuple[Any, ...]:

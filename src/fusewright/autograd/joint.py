@@ -9,11 +9,15 @@ or an effect (random numbers, an assertion) that the backward had when it was re
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.autograd.halves import Branch
+from fusewright.autograd.recompute import elements
 from fusewright.base.records import dataclass
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.operators.schema import facts
@@ -104,27 +108,71 @@ _KEEPS_ZERO = frozenset({
 })  # fmt: skip
 
 
-def unfinished_branches(joint: JointGraph) -> tuple[frozenset[int], ...]:
-    """Sets of tangents (by place): if all of a set's are zero, some operator of the backward multiplies nothing but
-    zeros, by a factor that may be infinite or NaN. Only the smallest sets are given."""
-    reads: dict[torch.fx.Node, frozenset[int]] = {}
-    for place, node in enumerate([node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :]):
-        reads[node] = frozenset((place,))
-    found: set[frozenset[int]] = set()
+_KEEPS_NAN = frozenset({
+    "add", "sub", "neg", "mul", "div", "clone", "_to_copy", "alias", "detach", "sum", "mean", "mm", "bmm", "view",
+    "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "cat", "stack",
+    "slice_backward", "select_backward", "tanh_backward", "sigmoid_backward", "gelu_backward",
+    "native_layer_norm_backward",
+})  # fmt: skip
+"""What is NaN somewhere in each of its results if a gradient that it reads is NaN anywhere."""
+
+
+def unfinished_branches(joint: JointGraph) -> tuple[Branch, ...]:
+    """What is computed from some of the tangents alone, where those may be missing."""
+    tangents = [node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :]
+    reads = {node: frozenset((place,)) for place, node in enumerate(tangents)}
+    gradients = results_of(joint.graph)[joint.outputs :]
+    shown = _shown(joint.graph, gradients)
+    found: dict[frozenset[int], set[int]] = {}
     for node in joint.graph.nodes:
         read = frozenset().union(*(reads[one] for one in node.all_input_nodes if one in reads))
         if read and node.op == "call_function":
             reads[node] = read
-            if not _keeps_zero(node):
-                found.add(read)
-    return tuple(one for one in found if not any(other < one for other in found))
+            if len(read) < len(tangents) and not _keeps_zero(node):
+                parts = [user for user in node.users if user.target is operator.getitem] or [node]
+                for part in parts:
+                    places = (shown[part],) if part in shown else _reached(part, gradients)
+                    found.setdefault(read, set()).update(places)
+    return tuple(Branch(read, tuple(sorted(places))) for read, places in found.items() if places)
+
+
+def _shown(graph: torch.fx.Graph, gradients: Sequence[Any]) -> dict[torch.fx.Node, int]:
+    """For each node whose NaNs some gradient has, the smallest of such gradients (by place)."""
+    found: dict[torch.fx.Node, tuple[int, int]] = {}
+    for place, node in enumerate(gradients):
+        if isinstance(node, torch.fx.Node):
+            size = elements(node.meta["type"])
+            found[node] = min(found.get(node, (size, place)), (size, place))
+    for node in reversed(graph.nodes):
+        if node in found and (_name(node) in _KEEPS_NAN or node.target is operator.getitem):
+            for read in node.all_input_nodes:
+                if node.target is not operator.getitem or _name(read) in _KEEPS_NAN:
+                    found[read] = min(found.get(read, found[node]), found[node])
+    return {node: place for node, (_, place) in found.items()}
+
+
+def _reached(node: torch.fx.Node, gradients: Sequence[Any]) -> list[int]:
+    """The gradients (by place) that depend on `node`."""
+    reached, waiting = {node}, [node]
+    while waiting:
+        new = waiting.pop().users.keys() - reached
+        reached |= new
+        waiting += new
+    return [place for place, one in enumerate(gradients) if one in reached]
+
+
+def _name(node: torch.fx.Node) -> str:
+    """Of the operator, without its overload; empty for what is none."""
+    if not isinstance(node.target, OpOverload):
+        return ""
+    return node.target._schema.name.removeprefix("aten::").rstrip("_")
 
 
 def _keeps_zero(node: torch.fx.Node) -> bool:
     """Whether zeros in the place of what is read give zeros, whatever else is read."""
     if not isinstance(node.target, OpOverload):
         return True  # an element of several results
-    name = node.target._schema.name.removeprefix("aten::").rstrip("_")
+    name = _name(node)
     if name in ("mul", "div"):  # by a finite number
         number = node.args[1]
         return isinstance(number, (int, float)) and math.isfinite(number) and (name == "mul" or number != 0)

@@ -18,7 +18,7 @@ import torch.fx
 from fusewright import _native
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import differentiable
-from fusewright.autograd.halves import Graphs, Group, Halves, Reach
+from fusewright.autograd.halves import Branch, Graphs, Group, Halves, Reach
 from fusewright.autograd.joint import JointGraph, Split, constant_gradients, unfinished_branches
 from fusewright.autograd.partition import part_of, split
 from fusewright.autograd.reach import nested, taken
@@ -156,7 +156,11 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             frees=tuple(tuple(map(places.index, part)) for part in frees),
             leaves=backward.histories.isdisjoint(position for reach in reaches for position in reach.inputs),
             exits=tuple((tuple(map(places.index, exit)), ats) for exit, ats in zip(exits, leads)),
-            branches=tuple(frozenset(map(places.index, one)) for one in branches if one.issubset(places)),
+            branches=tuple(
+                Branch(frozenset(map(places.index, one.tangents)), tuple(map(gradients.index, one.shown)))
+                for one in branches
+                if one.tangents.issubset(places)
+            ),
         )
         elsewhere = set(backward.tangents).difference(group.tangents if group.single else ())
         made.append((replace(group, foreign=frozenset(elsewhere.intersection(~place for place in saved))), graph))
