@@ -234,7 +234,11 @@ def _nonzero_for_call(
     count = recorder.speculation.count_of(source)
     if count is None:
         return NotImplemented
-    made = recorder.dispatch(aten.nonzero_static.default, (source,), {"size": count})
+    call = recorder.dispatch
+    rows = call(aten.nonzero_static.default, (source,), {"size": count})
+    # nonzero's result lies column by column
+    columns = call(aten.clone.default, (call(aten.t.default, (rows,), {}),), {"memory_format": torch.contiguous_format})
+    made: Any = call(aten.t.default, (columns,), {})
     recorder.read_sizes[source.node] = (_version(source), made)
     return made
 

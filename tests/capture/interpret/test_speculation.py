@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import fusewright
 from fusewright.base.events import STREAM, Broken, Compiled, Event, FellBack, InternalError, Skipped
@@ -41,9 +42,16 @@ def calls(f: Callable[..., Any], *several: Any, backend: str = "native") -> list
                 assert got == wanted
             else:
                 torch.testing.assert_close(got, wanted, equal_nan=True, rtol=1e-5, atol=1e-6)
+                assert layouts(got) == layouts(wanted)
             torch.testing.assert_close(changed, changes, equal_nan=True)
     assert not [event for event in events if isinstance(event, InternalError)]
     return events
+
+
+def layouts(value: Any) -> list[list[int]]:
+    """The strides that count: those of dimensions of several elements."""
+    tensors = [one for one in tree_leaves(value) if isinstance(one, torch.Tensor) and one.numel()]
+    return [[step for size, step in zip(one.shape, one.stride()) if size > 1] for one in tensors]
 
 
 def count(events: list[Event], *kinds: type[Event]) -> int:
@@ -108,6 +116,10 @@ def places(x: torch.Tensor) -> Any:
     return (x > 0).nonzero() + 1
 
 
+def places_of_rows(x: torch.Tensor) -> Any:
+    return torch.argwhere(x.outer(x) + x), (x.outer(x) + x).nonzero(as_tuple=True)
+
+
 def selected(x: torch.Tensor) -> Any:
     return x.masked_select(x > 0) * 2
 
@@ -132,7 +144,8 @@ def compared(x: torch.Tensor) -> Any:
 
 ONES = torch.ones(3)
 FUNCTIONS = [
-    branch, writes_first, asks_between_writes, whole_number, listed, same, close, masked, places, selected, counted, counted_of_few, distinct,
+    branch, writes_first, asks_between_writes, whole_number, listed, same, close, masked, places, places_of_rows,
+    selected, counted, counted_of_few, distinct,
     compared,
 ]  # fmt: skip
 
