@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusewright
+from fusewright.operators.schema import facts
 
 Function = Callable[[Tensor], Tensor]
 
@@ -133,3 +134,30 @@ def test_of_large_numbers(name: str, dtype: torch.dtype) -> None:
             for repeats in (1, 16):  # the last few elements, and whole vectors
                 x = torch.tensor([row, [1.0, 2.0, 4.0]], dtype=torch.float64).to(dtype).repeat(1, repeats)
                 agree(OF_LARGE[name], compiled, x, tangent, large=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "function",
+    [F.silu, F.mish, F.gelu, F.softplus, F.elu, F.hardswish, F.logsigmoid],
+    ids=lambda function: function.__name__,
+)
+def test_a_gradient_of_halves_is_rounded_once(function: Function, dtype: torch.dtype) -> None:
+    """Its steps are those of one kernel: the slope at -20 is no half, its product with a large tangent is."""
+    x = torch.linspace(-30, 30, 1024).to(dtype)
+    (_, gradient), (_, wanted) = both(fusewright.compile(function), x, 700.0), both(function, x, 700.0)
+    atol = 700 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(gradient, wanted, rtol=2 * torch.finfo(dtype).eps, atol=atol)
+
+
+def test_what_has_a_kernel_of_its_own_is_recorded_whole() -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [
+        name.partition("::")[2].partition(".")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and has_kernel(name, "CompositeImplicitAutograd") and has_kernel(name, "CPU")
+    ]
+    operators = [getattr(getattr(torch.ops.aten, name), overload or "default") for name, _, overload in names]
+    assert torch.ops.aten.silu_backward.default in operators
+    whole = {str(one) for one in operators if not facts(one).composite}
+    assert whole == {str(one) for one in operators} - {"aten.native_channel_shuffle.default"}
