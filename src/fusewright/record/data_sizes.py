@@ -253,7 +253,9 @@ def _bincount_for_call(
     source = args[0]
     weights: Any = argument(func, args, kwargs, 1)
     least: Any = argument(func, args, kwargs, 2) or 0
-    if not isinstance(source, TracedTensor) or source.ndim != 1 or source.dtype is torch.bool or source.numel() == 0:
+    if not isinstance(source, TracedTensor) or source.ndim != 1 or source.numel() == 0:
+        return NotImplemented
+    if source.is_floating_point() or source.is_complex() or source.dtype is torch.bool:
         return NotImplemented
     call = recorder.dispatch
     numbers = call(aten._to_copy.default, (source,), {"dtype": torch.int64})
