@@ -73,7 +73,8 @@ _SIZED = frozenset(
 """Their integers are sizes of the tensors: 1."""
 _PLACED = frozenset(
     getattr(torch.ops.aten, name).default
-    for name in """index_put index_put_ _unsafe_index_put nll_loss_forward nll_loss_backward nll_loss2d_forward
+    for name in """index_put index_put_ _unsafe_index_put index_add index_add_ index_copy
+        index_copy_ nll_loss_forward nll_loss_backward nll_loss2d_forward
         nll_loss2d_backward""".split()
 )
 """Their tensors of integers tell places: 0."""

@@ -170,6 +170,8 @@ def _masked_index(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], k
 
 
 def _masked_select(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    if args[1].dtype is not torch.bool:
+        raise GraphBreak("operator-failed", f"{func} takes a mask of bool, got {args[1].dtype}")
     both: Any = recorder.dispatch(aten.broadcast_tensors.default, (list(args),), {}) if _differ(*args) else args
     source, mask = both
     return _masked_index(recorder, aten.index.Tensor, (source, [mask]), {})
@@ -242,6 +244,8 @@ def _nonzero_for_call(
 def _masked_select_for_call(
     recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
+    if args[1].dtype is not torch.bool:  # an index would take numbers
+        return NotImplemented
     both: Any = recorder.dispatch(aten.broadcast_tensors.default, (list(args),), {}) if _differ(*args) else args
     return _masked_index(recorder, aten.index.Tensor, (both[0], [both[1]]), {})
 
