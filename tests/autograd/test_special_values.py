@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusewright
+from fusewright.operators.schema import facts
 
 Function = Callable[[Tensor], Tensor]
 
@@ -74,10 +75,14 @@ def both(function: Function, x: Tensor, tangent: float) -> tuple[Tensor, Tensor 
     return y.detach(), x.grad
 
 
-def agree(function: Function, compiled: Function, x: Tensor, tangent: float) -> None:
+def agree(function: Function, compiled: Function, x: Tensor, tangent: float, large: bool = False) -> None:
+    """`large`: errors of the gradient's elements are counted in its largest one, as those of a mean are."""
     (y, gradient), (expected, wanted) = both(compiled, x, tangent), both(function, x, tangent)
     tolerance = {"rtol": 1e-4, "atol": 2e-6} if x.dtype == torch.float32 else {"rtol": 1e-7, "atol": 1e-13}
     torch.testing.assert_close(y, expected, equal_nan=True, **tolerance)
+    if large and wanted is not None:
+        largest = torch.nan_to_num(wanted, 0.0, 0.0, 0.0).abs().max().item()
+        tolerance["atol"] = tolerance["atol"] * max(1.0, abs(tangent)) + 1e-7 * largest
     torch.testing.assert_close(gradient, wanted, equal_nan=True, **tolerance)
 
 
@@ -96,3 +101,63 @@ def test_of_rows(name: str) -> None:
     for row in ROWS:
         for tangent in TANGENTS:
             agree(OF_ROWS[name], compiled, torch.tensor([row, [1.0, 2.0, 4.0]]), tangent)
+
+
+LARGE = (
+    [1e30, 1e30, 1e30], [1e30, -1e30, 1.0], [1e30, 1.0, 2.0], [1e30, 2e30, 3e30], [3e38, 3e38, 3e38], [3e38, -3e38, 0.0], [1e20, -1e20, 3.0],
+    [2e19, 1.0, -2e19], [-1e30, -1e30, -1e30], [-3e38, -math.inf, -3e38], [1e-20, -1e-20, 3e-20], [1e-40, 0.0, 2e-40], [90.0, -90.0, 110.0],
+)  # fmt: skip
+STATISTICS: dict[str, Function] = {
+    "var": lambda x: x.var(-1), "std": lambda x: x.std(-1), "std of all": lambda x: x.std(), "var of columns": lambda x: x.var(0),
+    "std without correction": lambda x: x.std(-1, correction=0), "var_mean": lambda x: torch.var_mean(x, -1)[0],
+}  # fmt: skip
+OF_LARGE: dict[str, Function] = {
+    **STATISTICS, "softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(-1), "logsumexp": lambda x: x.logsumexp(-1),
+    "norm": lambda x: x.norm(dim=-1), "norm of 1": lambda x: x.norm(1, dim=-1), "mse": lambda x: F.mse_loss(x, x.flip(0)),
+    "mse of elements": lambda x: F.mse_loss(x, x.flip(0), reduction="none"), "glu": lambda x: F.glu(torch.cat([x.flip(1), x], -1)),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(2, dtype=torch.long)), "amax": lambda x: x.amax(-1), "l1": lambda x: F.l1_loss(x, x.flip(0)),
+    "hypot": lambda x: torch.hypot(x, x.flip(1)), "logaddexp": lambda x: torch.logaddexp(x, x.flip(1)), "lerp": lambda x: torch.lerp(x, x.flip(1), 0.3),
+    "bce": lambda x: F.binary_cross_entropy_with_logits(x, x.flip(1).sigmoid(), reduction="none"),
+    "silu": F.silu, "logsigmoid": F.logsigmoid, "mish": F.mish, "tanhshrink": F.tanhshrink, "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", OF_LARGE)
+def test_of_large_numbers(name: str, dtype: torch.dtype) -> None:
+    """Nothing in between overflows, or is lost, where eager's does not."""
+    compiled = fusewright.compile(OF_LARGE[name])
+    for row in LARGE:
+        if name in STATISTICS and len(set(row)) == 1:
+            continue  # what is left of equal numbers is the rounding of their mean
+        for tangent in (1.0,) if name in STATISTICS else (1.0, -1e30):
+            for repeats in (1, 16):  # the last few elements, and whole vectors
+                x = torch.tensor([row, [1.0, 2.0, 4.0]], dtype=torch.float64).to(dtype).repeat(1, repeats)
+                agree(OF_LARGE[name], compiled, x, tangent, large=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "function",
+    [F.silu, F.mish, F.gelu, F.softplus, F.elu, F.hardswish, F.logsigmoid],
+    ids=lambda function: function.__name__,
+)
+def test_a_gradient_of_halves_is_rounded_once(function: Function, dtype: torch.dtype) -> None:
+    """Its steps are those of one kernel: the slope at -20 is no half, its product with a large tangent is."""
+    x = torch.linspace(-30, 30, 1024).to(dtype)
+    (_, gradient), (_, wanted) = both(fusewright.compile(function), x, 700.0), both(function, x, 700.0)
+    atol = 700 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(gradient, wanted, rtol=2 * torch.finfo(dtype).eps, atol=atol)
+
+
+def test_what_has_a_kernel_of_its_own_is_recorded_whole() -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [
+        name.partition("::")[2].partition(".")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and has_kernel(name, "CompositeImplicitAutograd") and has_kernel(name, "CPU")
+    ]
+    operators = [getattr(getattr(torch.ops.aten, name), overload or "default") for name, _, overload in names]
+    assert torch.ops.aten.silu_backward.default in operators
+    whole = {str(one) for one in operators if not facts(one).composite}
+    assert whole == {str(one) for one in operators} - {"aten.native_channel_shuffle.default"}

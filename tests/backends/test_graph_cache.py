@@ -294,16 +294,16 @@ def test_the_command_line(
     bundle = tmp_path / "bundle.zip"
     assert cli.main(["cache", "export", str(bundle)]) == 0
     monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "other"))
-    assert cli.main(["cache", "import", str(bundle)]) == 0
+    assert cli.main(["cache", "import", "--trust", str(bundle)]) == 0
     assert uses(f, x)[1] == [True]
     capsys.readouterr()
     (file,) = (tmp_path / "other").glob("*/*.fw")
     file.write_bytes(b"nonsense")
     assert cli.main(["cache", "verify"]) == 1 and "damaged" in capsys.readouterr().out
     assert cli.main(["cache", "clear"]) == 0
-    assert cli.main(["cache", "import", str(tmp_path / "missing.zip")]) == 2
+    assert cli.main(["cache", "import", "--trust", str(tmp_path / "missing.zip")]) == 2
     (tmp_path / "no.zip").write_bytes(b"no zip")
-    assert cli.main(["cache", "import", str(tmp_path / "no.zip")]) == 2
+    assert cli.main(["cache", "import", "--trust", str(tmp_path / "no.zip")]) == 2
 
 
 def test_what_a_program_has_taken_for_granted_of_its_sizes_is_part_of_the_key() -> None:

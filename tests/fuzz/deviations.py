@@ -33,6 +33,12 @@ def unused(found: Difference, text: str, examine: Examine) -> bool:
     return other != body and examine(text.replace(body, other)) is None
 
 
+def away_from_zero(found: Difference, text: str, examine: Examine) -> bool:
+    """Whether the results are equal once the normalised numbers, and so what divides by them, are far from 0."""
+    other = re.sub(r"= (F\.(?:instance|layer|group|batch|rms)_norm\(.*\))$", r"= \1 + 9", text, flags=re.MULTILINE)
+    return found.kind == "number" and other != text and examine(other) is None
+
+
 @dataclass(frozen=True, slots=True)
 class Deviation:
     name: str
@@ -94,6 +100,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
             and (other := re.sub(r"\b(f16|bf16)\b", "f32", text)) != text
             and examine(other) is None
         ),
+    ),
+    Deviation(
+        "quotients by a normalised zero",
+        "Of equal numbers a normalisation leaves 0 or the rounding of their mean, and a quotient by it is anything.",
+        away_from_zero,
     ),
     Deviation(
         "scatters into what shares elements",

@@ -28,6 +28,17 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "variance of bool": (lambda x: torch.var(x, -1), BOOL),
     "softmax of integers": (lambda x: torch.softmax(x, 0), INT),
     "pooling of bool": (lambda x: torch.nn.functional.max_pool1d(x[None], 2), BOOL),
+    "mean pooling of halves": (lambda x: torch.nn.functional.avg_pool3d(x.half().view(1, 1, 3, 1, 1), (2, 1, 1)), INT),
+    "norms of neighbours of halves": (
+        lambda x: torch.nn.functional.local_response_norm(x.half().view(1, 3, 1, 1), 2), INT
+    ),
+    "a reflected bool": (lambda x: torch.nn.functional.pad(x[None], (1, 1), mode="reflect"), BOOL),
+    "a reflected plane of bool": (lambda x: torch.nn.functional.pad(x[None, None], (1, 1, 0, 0), mode="reflect"), BOOL),
+    "sums of another dtype": (lambda x: x.index_add(0, x - 1, x.float()), INT),
+    "sums of another dtype in place": (lambda x: x.clone().index_add_(0, x - 1, x.int()), INT),
+    "copies of another dtype": (lambda x: x.index_copy(0, x - 1, x.float()), INT),
+    "a mask of integers": (lambda x: torch.masked_select(x, x), INT),
+    "counts of floats": (lambda x: torch.bincount(x.float()), INT),
     "a loss over other dtypes": (lambda x: torch.nn.functional.huber_loss(x, x.float()), BOOL),
     "a loss of integers": (lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"), INT),
     "argmin of bool": (lambda x: x.argmin(0), BOOL),

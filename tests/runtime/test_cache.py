@@ -447,14 +447,14 @@ def test_a_bundle_takes_gpu_kernels_along(
     assert cli.main(["cache", "export", bundle]) == 0 and cli.main(["cache", "size"]) == 0
     assert "1 entries and 1 GPU kernels" in capsys.readouterr().out
     monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "two"))
-    assert cli.main(["cache", "import", bundle]) == 0 and cli.main(["cache", "verify"]) == 0
+    assert cli.main(["cache", "import", "--trust", bundle]) == 0 and cli.main(["cache", "verify"]) == 0
     assert "2 of 2 entries are whole" in capsys.readouterr().out
     two = DiskCache(tmp_path / "two", 1 << 20)
     assert two.get(key_of("a")) == b"x" and [found for found, _ in two.kernel_files()] == [name]
     with zipfile.ZipFile(bundle, "a") as file:
         file.writestr("cubin/../../outside.cubin", kernel_file("../../outside", b"{}\n"))
         file.writestr(f"cubin/{key_of('b')[:48]}.cubin", b"damaged")
-    assert cli.main(["cache", "import", bundle]) == 1 and "refused 2" in capsys.readouterr().out
+    assert cli.main(["cache", "import", "--trust", bundle]) == 1 and "refused 2" in capsys.readouterr().out
     assert not (tmp_path / "outside.cubin").exists()
 
 

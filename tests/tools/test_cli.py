@@ -54,7 +54,7 @@ def rewritten(bundle: Path, **members: bytes) -> Path:
 
 
 def test_a_bundle_comes_back(bundle: Path, cache: DiskCache, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["cache", "import", str(bundle)]) == 0
+    assert cli.main(["cache", "import", "--trust", str(bundle)]) == 0
     assert "took 2 entries" in capsys.readouterr().out
     assert cache.get(key_of("b")) == b"b" * 3000
     assert sorted(path.name for path in bundle.parent.iterdir()) == [
@@ -70,7 +70,7 @@ def test_a_bundle_of_another_kind_of_host_is_refused(
     parts = host.host_text().split("|")
     parts[part] += "other"
     monkeypatch.setattr(bundles, "host_text", lambda: "|".join(parts))
-    assert cli.main(["cache", "import", str(bundle)]) == 2
+    assert cli.main(["cache", "import", "--trust", str(bundle)]) == 2
     told = capsys.readouterr().err
     assert bundles.HOST_PARTS[part] in told and told.startswith("fusewright: ") and not cache.entries()
 
@@ -92,7 +92,7 @@ def test_hostile_members_are_refused(
             f"{key_of('e')}{SUFFIX}": b"",
         },
     )
-    assert cli.main(["cache", "import", str(hostile)]) == 1
+    assert cli.main(["cache", "import", "--trust", str(hostile)]) == 1
     output = capsys.readouterr()
     assert "took 2 entries" in output.out and "refused 8" in output.out and "\x1b" not in output.err
     assert {entry.label for entry in cache.entries()} == {"a", "b"}
@@ -105,13 +105,13 @@ def test_a_member_that_would_fill_the_disk_is_refused(
     monkeypatch.setenv("FUSEWRIGHT_CACHE_MIB", "1")
     with zipfile.ZipFile(bundle, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr(f"{key_of('z')}{SUFFIX}", bytes(8 << 20))
-    assert cli.main(["cache", "import", str(bundle)]) == 1 and len(cache.entries()) == 2
+    assert cli.main(["cache", "import", "--trust", str(bundle)]) == 1 and len(cache.entries()) == 2
     lying = bytearray(bundle.read_bytes())  # the directory says that it is small
     at = lying.rindex(b"PK\x01\x02") + 24
     assert struct.unpack_from("<I", lying, at)[0] == 8 << 20
     struct.pack_into("<I", lying, at, 1000)
     bundle.write_bytes(lying)
-    assert cli.main(["cache", "import", str(bundle)]) == 1 and len(cache.entries()) == 2
+    assert cli.main(["cache", "import", "--trust", str(bundle)]) == 1 and len(cache.entries()) == 2
 
 
 def test_damaged_bundles(bundle: Path, cache: DiskCache) -> None:
@@ -126,7 +126,7 @@ def test_damaged_bundles(bundle: Path, cache: DiskCache) -> None:
         if turn % 5 == 0:
             damaged = damaged[: generator.randrange(len(damaged))]
         bundle.write_bytes(damaged)
-        statuses.add(cli.main(["cache", "import", str(bundle)]))
+        statuses.add(cli.main(["cache", "import", "--trust", str(bundle)]))
         assert all(cache.get(key_of(name)) in (None, name.encode() * 3000) for name in "ab") and cache.verify() == []
         assert {entry.key for entry in cache.entries()} <= {key_of("a"), key_of("b")}
         cache.clear()
@@ -137,13 +137,13 @@ def test_a_locked_or_strangely_packed_bundle(bundle: Path, cache: DiskCache) -> 
     made = bundle.with_name("lzma.zip")
     with zipfile.ZipFile(made, "w", zipfile.ZIP_LZMA) as file:
         file.writestr(bundles.HOST_FILE, host.host_text())
-    assert cli.main(["cache", "import", str(made)]) == 2
+    assert cli.main(["cache", "import", "--trust", str(made)]) == 2
     locked = bytearray(bundle.read_bytes())
     at = -1
     while (at := locked.find(b"PK\x01\x02", at + 1)) >= 0:
         locked[at + 8] |= 1  # the flag of encryption
     bundle.write_bytes(locked)
-    assert cli.main(["cache", "import", str(bundle)]) == 2 and not cache.entries()
+    assert cli.main(["cache", "import", "--trust", str(bundle)]) == 2 and not cache.entries()
 
 
 def test_damaged_entries_are_not_exported(cache: DiskCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def test_entries_that_are_no_files(cache: DiskCache) -> None:
 
 def test_a_folder_that_is_not_used(cache: DiskCache, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache.folder.chmod(0o755)
-    for action in (["size"], ["list"], ["clear"], ["verify"], ["export", "x.zip"], ["import", str(bundle)]):
+    for action in (["size"], ["list"], ["clear"], ["verify"], ["export", "x.zip"], ["import", "--trust", str(bundle)]):
         assert cli.main(["cache", *action]) == 2
         assert "open to other users" in capsys.readouterr().err
 
@@ -209,3 +209,59 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as left:
             cli.main(words)
         assert left.value.code == 2
+
+
+def test_machine_code_is_taken_by_consent_alone(
+    bundle: Path, cache: DiskCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["cache", "import", str(bundle)]) == 2 and not cache.entries()
+    assert "--trust" in capsys.readouterr().err
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A folder of an Ed25519 key's halves, and of another public key."""
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    for name in ("own", "other"):
+        key = ed25519.Ed25519PrivateKey.generate()
+        (tmp_path / f"{name}.private").write_text(key.private_bytes_raw().hex() + "\n")
+        (tmp_path / f"{name}.public").write_bytes(key.public_key().public_bytes_raw())
+    return tmp_path
+
+
+def test_a_bundle_is_taken_from_the_owner_of_a_key(
+    bundle: Path, keys: Path, cache: DiskCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed, damaged = keys / "signed.zip", keys / "damaged.zip"
+    verified = ["cache", "import", "--verify-key", str(keys / "own.public")]
+    assert cli.main(["cache", "import", "--trust", str(bundle)]) == 0
+    assert cli.main(["cache", "export", "--sign-key", str(keys / "own.private"), str(signed)]) == 0
+    assert cli.main(["cache", "clear"]) == 0
+    assert cli.main(["cache", "import", "--verify-key", str(keys / "other.public"), str(signed)]) == 2
+    assert cli.main([*verified, str(bundle)]) == 2
+    assert "not signed (it has no bundle.ed25519)" in capsys.readouterr().err
+    with zipfile.ZipFile(signed) as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    (entry, *_) = (name for name in members if name.endswith(SUFFIX))
+    another = pack(key_of("c"), "c", b"c" * 3000)
+    changes: list[dict[str, bytes]] = [
+        {**members, entry: another},  # its content
+        {name: data for name, data in members.items() if name != entry},  # one less
+        {**members, f"{key_of('c')}{SUFFIX}": another},  # one more
+        {**members, "bundle.ed25519": bytes(64)},
+    ]
+    for change in changes:
+        with zipfile.ZipFile(damaged, "w") as made:
+            for name, data in change.items():
+                made.writestr(name, data)
+        assert cli.main([*verified, str(damaged)]) == 2 and not cache.entries()
+        assert "was not signed by this key" in capsys.readouterr().err
+    with zipfile.ZipFile(damaged, "w") as made, pytest.warns(UserWarning, match="Duplicate name"):
+        for name, data in [*members.items(), (entry, members[entry])]:
+            made.writestr(name, data)
+    assert cli.main([*verified, str(damaged)]) == 2 and not cache.entries()
+    assert cli.main([*verified, str(signed)]) == 0 and len(cache.entries()) == 2
+    assert cli.main(["cache", "import", "--trust", str(signed)]) == 0
+    (keys / "none").write_text("no key")
+    for action in (["export", "--sign-key"], ["import", "--verify-key"]):
+        assert cli.main(["cache", *action, str(keys / "none"), str(keys / "x.zip")]) == 2

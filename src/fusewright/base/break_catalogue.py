@@ -162,6 +162,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "the compile took longer than it may",
         "raise options={'compile_seconds': ...}, or compile smaller parts",
     ),
+    "finalizer": (
+        "an object is made whose class has a finalizer (__del__), which runs when the program lets go of it",
+        "make the object outside of the compiled function",
+    ),
     "frame-access": ("a call reads or changes the frame that makes it (globals, eval, exec, sys._getframe)", _MOVE_OUT),
     "frame-kind": (
         "a generator, coroutine, class body or module is not compiled by itself",

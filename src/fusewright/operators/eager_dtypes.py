@@ -45,6 +45,8 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     if not _is_asked(func):
         return ""
     asked = _asked_with_ones if func in _SIZED else _asked_with
+    if func in _WINDOWS:
+        args, kwargs = (args[0], *_WINDOWS[func]), {}
     given = tuple(map(asked, args)), tuple((name, asked(value)) for name, value in kwargs.items())
     found = _answer(func, torch.get_default_dtype(), *given)
     if isinstance(found, str):
@@ -71,10 +73,18 @@ _SIZED = frozenset(
 """Their integers are sizes of the tensors: 1."""
 _PLACED = frozenset(
     getattr(torch.ops.aten, name).default
-    for name in """index_put index_put_ _unsafe_index_put nll_loss_forward nll_loss_backward nll_loss2d_forward
+    for name in """index_put index_put_ _unsafe_index_put index_add index_add_ index_copy
+        index_copy_ nll_loss_forward nll_loss_backward nll_loss2d_forward
         nll_loss2d_backward""".split()
 )
 """Their tensors of integers tell places: 0."""
+_WINDOWS: dict[OpOverload, tuple[object, ...]] = {
+    torch.ops.aten.avg_pool3d.default: ((1, 1, 1),),
+    torch.ops.aten.reflection_pad1d.default: ((0, 0),),
+    torch.ops.aten.reflection_pad2d.default: ((0, 0, 0, 0),),
+    torch.ops.aten.reflection_pad3d.default: ((0, 0, 0, 0, 0, 0),),
+}
+"""What they are asked with behind their tensor: windows and margins that fit into one element."""
 _OTHERS = frozenset(
     getattr(torch.ops.aten, name).default
     for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
@@ -82,6 +92,7 @@ _OTHERS = frozenset(
 ) | {
     *_SIZED,
     *_PLACED,
+    *_WINDOWS,
     torch.ops.aten.rsub.Tensor,
     torch.ops.aten.rsub.Scalar,
 } | {

@@ -27,7 +27,7 @@ class OperatorFacts:
     parts_of   the argument of which the elements of the single result, a list, are views (split, unbind); else None
     random     draws from a random generator, so order matters
     effect     has an effect that outputs do not show (an assertion, a collective), so it is never removed
-    composite  PyTorch breaks it down into other operators
+    composite  PyTorch breaks it down into other operators, or has a kernel that does nothing but move elements
     foreach    works on lists of tensors, element by element (`_foreach_add`)
     recasts    its result has the bytes of its first argument under another dtype
     may_fail   raises for some values of its operands (an index out of range, a singular matrix, ints divided by 0)
@@ -114,7 +114,11 @@ def _facts(op: OpOverload) -> OperatorFacts:
     listed = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
     listed = listed and returned == [None] and schema.returns[0].alias_info is not None
     viewed = (i for i, a in enumerate(schema.arguments) if a.alias_info is not None and i not in written)
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    # Where the CPU has a kernel, the parts are for other devices: they round halves at each step.
+    composite = has_kernel(op.name(), "CompositeImplicitAutograd") and (
+        schema.name == "aten::native_channel_shuffle" or not has_kernel(op.name(), "CPU")
+    )
     return OperatorFacts(
         arguments=tuple(a.name for a in schema.arguments),
         written=written,

@@ -170,6 +170,8 @@ def _masked_index(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], k
 
 
 def _masked_select(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    if args[1].dtype is not torch.bool:
+        raise GraphBreak("operator-failed", f"{func} takes a mask of bool, got {args[1].dtype}")
     both: Any = recorder.dispatch(aten.broadcast_tensors.default, (list(args),), {}) if _differ(*args) else args
     source, mask = both
     return _masked_index(recorder, aten.index.Tensor, (source, [mask]), {})
@@ -246,6 +248,8 @@ def _nonzero_for_call(
 def _masked_select_for_call(
     recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
+    if args[1].dtype is not torch.bool:  # an index would take numbers
+        return NotImplemented
     both: Any = recorder.dispatch(aten.broadcast_tensors.default, (list(args),), {}) if _differ(*args) else args
     return _masked_index(recorder, aten.index.Tensor, (both[0], [both[1]]), {})
 
@@ -257,7 +261,9 @@ def _bincount_for_call(
     source = args[0]
     weights: Any = argument(func, args, kwargs, 1)
     least: Any = argument(func, args, kwargs, 2) or 0
-    if not isinstance(source, TracedTensor) or source.ndim != 1 or source.dtype is torch.bool or source.numel() == 0:
+    if not isinstance(source, TracedTensor) or source.ndim != 1 or source.numel() == 0:
+        return NotImplemented
+    if source.is_floating_point() or source.is_complex() or source.dtype is torch.bool:
         return NotImplemented
     call = recorder.dispatch
     numbers = call(aten._to_copy.default, (source,), {"dtype": torch.int64})

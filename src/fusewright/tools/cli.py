@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import fusewright
-from fusewright.base.errors import OptionError
+from fusewright.base.errors import ExportError, OptionError
 from fusewright.runtime.cache import (
     WARNED,
     DiskCache,
@@ -71,7 +71,7 @@ def _export(cache: DiskCache, arguments: argparse.Namespace) -> int:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")  # a bundle is whole or absent
     try:
         with open(temporary, "xb") as made:
-            count, damaged = bundle.write(cache, made)
+            count, damaged = bundle.write(cache, made, sign_key=_key(arguments.sign_key))
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
@@ -81,9 +81,27 @@ def _export(cache: DiskCache, arguments: argparse.Namespace) -> int:
     return 1 if damaged else 0
 
 
+def _key(file: Path | None) -> bytes | None:
+    """The 32 bytes of an Ed25519 key, which a file holds as they are or in hexadecimal."""
+    if file is None:
+        return None
+    data = file.read_bytes()
+    if len(data) == 32:
+        return data
+    try:
+        return bytes.fromhex(data.decode())
+    except ValueError:
+        raise _UsageError(f"{file} is no Ed25519 key: it holds neither 32 bytes nor their 64 digits") from None
+
+
 def _import(cache: DiskCache, arguments: argparse.Namespace) -> int:
+    if not arguments.trust and arguments.verify_key is None:
+        raise _UsageError(
+            f"{arguments.file} holds machine code, which would run with your rights. Pass --trust if you would run any "
+            "program of whoever made it, or --verify-key FILE to take it only if the owner of that key has signed it"
+        )
     with open(arguments.file, "rb") as file:
-        count, refused = bundle.read(cache, file, str(arguments.file))
+        count, refused = bundle.read(cache, file, str(arguments.file), _key(arguments.verify_key))
     for complaint in refused:
         print(complaint, file=sys.stderr)
     print(f"took {count} entries into {cache.folder}" + (f", refused {len(refused)}" if refused else ""))
@@ -96,7 +114,7 @@ _ACTIONS: dict[str, tuple[Callable[[DiskCache, argparse.Namespace], int], str]] 
     "clear": (_clear, "remove every entry"),
     "verify": (_verify, "check every entry's hash and remove damaged ones (exit status 1 if there were any)"),
     "export": (_export, "write all entries to a bundle, to warm another machine of the same kind"),
-    "import": (_import, "take the entries of a bundle; only from a source that you trust: it holds machine code"),
+    "import": (_import, "take the entries of a bundle, which holds machine code: --trust it, or check who signed it"),
 }
 
 
@@ -116,6 +134,13 @@ def _parser() -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=meaning, description=meaning)
         if name in ("export", "import"):
             action.add_argument("file", type=Path, help="the bundle (a zip file)")
+        if name == "export":
+            action.add_argument("--sign-key", type=Path, metavar="FILE", help="an Ed25519 private key that signs it")
+        elif name == "import":
+            action.add_argument("--trust", action="store_true", help="run its machine code, whoever made it")
+            action.add_argument(
+                "--verify-key", type=Path, metavar="FILE", help="an Ed25519 public key, whose owner must have signed it"
+            )
     return parser
 
 
@@ -137,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (OSError, OptionError, bundle.BundleError, _UsageError) as error:
+    except (OSError, OptionError, ExportError, bundle.BundleError, _UsageError) as error:
         print(f"fusewright: {error}", file=sys.stderr)
         return 2
 

@@ -127,3 +127,11 @@ def test_integer_powers(dtype: torch.dtype) -> None:
     low = 0 if dtype is torch.uint8 else -10
     base, exponent = torch.randint(low, 11, (500,)).to(dtype), torch.randint(0, 9, (500,)).to(dtype)
     assert torch.equal(elementwise("pow", [base, exponent], dtype), torch.pow(base, exponent))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["fmax", "fmin"])
+def test_extremes_of_two_zeros(name: str, dtype: torch.dtype) -> None:
+    zeros = torch.tensor([0.0, -0.0] * 32, dtype=dtype)
+    got = elementwise(name, [zeros, -zeros], dtype)
+    assert torch.equal(torch.signbit(got), torch.signbit(getattr(torch, name)(zeros, -zeros)))

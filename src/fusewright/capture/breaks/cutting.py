@@ -37,7 +37,7 @@ from fusewright.capture.bytecode.resume import (
     resume_code,
     shared_resumption,
 )
-from fusewright.capture.interpret.continuation import Continuation
+from fusewright.capture.interpret.continuation import LET_GO, Continuation
 from fusewright.capture.interpret.opcodes.calls import FRAME_CALLS
 from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.interpret.tracebacks import Place, Saved
@@ -321,6 +321,7 @@ class _Cut:
             *_indented(step),
             "except BaseException as __caught:",
             f"    __error = {place}.catches(__caught)",
+            LET_GO,
             "if __error is not None:",
             "    try:",
             f"        return {again}",

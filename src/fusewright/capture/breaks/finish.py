@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object
 from fusewright.capture.guards.sources import Computed, Constant, Item, Local, Source
-from fusewright.capture.interpret.continuation import RESULT, Continuation
+from fusewright.capture.interpret.continuation import LET_GO, RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
 from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import symbols_in
@@ -95,6 +96,8 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     body += restored
     body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
     body += continuation.lines
+    if LET_GO in body:
+        _let_go(body)
     text = (
         "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)])
         + "\n"
@@ -103,6 +106,16 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     name = f"<fusewright finish of {tracer.function.__qualname__}>"
     exec(compile(text, name, "exec"), namespace)  # our own text, made in this process
     return Finish(namespace["finish"], text, tuple(code.outputs), (*_changes(world, writes), *restored))
+
+
+def _let_go(body: list[str]) -> None:
+    """In the place of `LET_GO`: an object that nothing behind it mentions would outlive the instruction that used it up
+    until the resume function has returned, and its finalizer, or a generator's `finally`, would run too late."""
+    place = body.index(LET_GO)
+    mentioned = set(re.findall(r"\w+", "\n".join(body[place + 1 :])))
+    assigned = dict.fromkeys(match[1] for line in body[:place] if (match := re.match(r" *(__\w+) = ", line)))
+    unused = [name for name in assigned if name not in mentioned]
+    body[place : place + 1] = [f"{' = '.join(unused)} = None"] if unused else []
 
 
 def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:

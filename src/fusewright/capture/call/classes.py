@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.protocols import truth
@@ -25,7 +25,7 @@ from fusewright.capture.call import subclasses, support as call_support, torch a
 from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.interfaces import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -119,6 +119,7 @@ def construct(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     if issubclass(cls, type):
         return _make_class(tracer, cls, args, kwargs)
+    check_finalizer(world, cls)
     maker = classes.guarded_lookup(world, cls, "__new__")
     function = maker.__func__ if isinstance(maker, staticmethod) else maker
     initialiser = classes.guarded_lookup(world, cls, "__init__")
@@ -140,6 +141,13 @@ def construct(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     ):
         tracer.call(initialiser, (instance, *args), kwargs)
     return instance
+
+
+def check_finalizer(world: World, cls: type) -> None:
+    """Refuses a class with a finalizer: an instance that capture made would run it when capture lets go of it, and the
+    frame's end is no place for one that ran in the midst of the frame."""
+    if isinstance(classes.guarded_lookup(world, cls, "__del__"), types.FunctionType):
+        raise SkipFrame("finalizer", f"an instance of {cls.__module__}.{cls.__qualname__} is made")
 
 
 def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -421,6 +421,7 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
         return call_classes.construct(tracer, args[0], args[1:], kwargs)
     if issubclass(args[0], torch.Tensor):
         return subclasses.new(tracer, args[0], args[1:], kwargs)
+    call_classes.check_finalizer(world, args[0])
     if owner is object:
         return native(object.__new__, args[0])
     if not issubclass(owner, _CONTAINER_BASES) and owner not in call_support.PURE_CLASSES:

@@ -326,7 +326,8 @@ def glu_backward(call: Call, grad_output: Value, self: Value, dim: int) -> Value
     a = low.read(self, place)
     place[dim] = place[dim] + half
     s = ex.sigmoid(low.read(self, place))
-    second = ex.mul(ex.mul(ex.mul(g, a), s), ex.sub(ir.constant(1, s.dtype), s))
+    slope = ex.mul(ex.sub(ir.constant(1, s.dtype), s), s)  # first: the product of the others may overflow
+    second = ex.mul(ex.mul(slope, a), g)
     return call.result(ex.masked(is_first, ex.mul(g, s), second))
 
 

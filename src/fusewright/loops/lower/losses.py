@@ -69,8 +69,8 @@ def mse_loss(call: Call, self: Value, target: Value, reduction: int = MEAN) -> V
 def mse_loss_backward(call: Call, grad_output: Value, self: Value, target: Value, reduction: int) -> Value:
     dtype = computing((self, target))
     g, x, y = (operand(call, value, dtype) for value in (grad_output, self, target))
-    scale = ex.mul(ex.sub(x, y), 2)
-    return call.result(averaged(call, self, ex.mul(scale, g), reduction))
+    norm = averaged(call, self, ir.constant(2.0, dtype), reduction)  # first: a large difference would overflow
+    return call.result(ex.mul(ex.mul(norm, ex.sub(x, y)), g))
 
 
 @lowers("smooth_l1_loss")

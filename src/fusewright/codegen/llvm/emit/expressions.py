@@ -96,8 +96,8 @@ def _number_extreme(largest: bool) -> Emitter:
         if element.kind != "float":
             return extreme(b, element, largest, args[0], args[1])
         a, c = args
-        chosen = b.select(b.compare("fcmp ogt" if largest else "fcmp olt", a, c), a, c)
-        return b.select(b.compare("fcmp uno", c, c), a, chosen)
+        chosen = b.select(b.compare("fcmp ogt" if largest else "fcmp olt", c, a), c, a)  # the first of two zeros
+        return b.select(b.compare("fcmp uno", a, a), c, chosen)
 
     return emit
 

@@ -1,0 +1,136 @@
+"""What dies in the midst of a call: finalizers, and handlers of generators that are left, run where eager runs them, once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+
+LOG: list[Any] = []
+Program = Callable[[torch.Tensor], torch.Tensor]
+
+
+@fusewright.disable
+def note(*args: object) -> int:
+    LOG.append("note")
+    return len(args)
+
+
+class Noted:
+    def __init__(self, name: str = "died") -> None:
+        self.name = name
+
+    def __del__(self) -> None:
+        LOG.append(self.name)
+
+    def method(self) -> None:
+        note()
+
+    def __add__(self, other: int) -> int:
+        return other + note()
+
+    def __bool__(self) -> bool:
+        return note() == 0
+
+    def __iter__(self) -> Iterator[int]:
+        note()
+        yield from (1, 2)
+
+    def __enter__(self) -> Noted:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        note()
+
+
+def counting(count: int) -> Iterator[int]:
+    try:
+        for i in range(count):
+            note()
+            yield i
+    finally:
+        LOG.append("closed")
+
+
+def rebound() -> None:
+    held: object = Noted()
+    note(held)
+    held = None
+
+
+def deleted() -> None:
+    held = Noted()
+    note(held)
+    del held
+    LOG.append("deleted")
+
+
+def kept() -> None:
+    held = Noted()
+    note(held)
+    LOG.append("kept")
+
+
+def watched() -> None:
+    held: object = Noted()
+    watch = weakref.ref(held)
+    note(held)
+    held = None
+    LOG.append(watch() is None)
+
+
+def loop() -> None:
+    for _ in Noted():
+        note()
+
+
+def refused() -> None:
+    try:
+        note(Noted(), 1 // (note() - note()))
+    except ZeroDivisionError:
+        LOG.append("handled")
+
+
+def made_by_new() -> None:
+    made = object.__new__(Noted)
+    made.name = "made"
+    note(made)
+
+
+def context() -> None:
+    with Noted():
+        note()
+
+
+DYING: dict[str, Callable[[], object]] = {
+    "argument": lambda: note(Noted()), "unused": lambda: Noted() and None, "method": lambda: Noted().method(), "operand": lambda: Noted() + 1,
+    "condition": lambda: 1 if Noted() else 2, "generator": lambda: next(counting(2)), "default": lambda: next(counting(0), None),
+    "made by __new__": made_by_new, "rebound": rebound, "deleted": deleted,
+    "kept": kept, "watched": watched, "loop": loop, "refused": refused, "context": context,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", DYING)
+def test_as_eager(name: str, backend: str) -> None:
+    use = DYING[name]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        use()
+        LOG.append("after")
+        note()
+        return y * 2
+
+    logs = []
+    compiled = fusewright.compile(program, backend=backend)
+    for function in (program, compiled, compiled, compiled):
+        LOG.clear()
+        function(torch.ones(3))
+        logs.append(list(LOG))
+    assert "note" in logs[0] and logs[1:] == [logs[0]] * 3
