@@ -38,7 +38,7 @@ def few_objects() -> None:
 
 
 TESTS = Path(__file__).parent
-SPECULATING = frozenset(map(Path, ("capture/border", "capture/call", "capture/guards")))
+SPECULATING = frozenset(map(Path, ("autograd", "capture/border", "capture/call", "capture/guards")))
 """Folders whose tests run with the option `speculate` as it is by default. In the others a branch on data is what many tests break a graph
 with. (What is taken for granted has tests of its own: test_speculation.py, test_speculation_streams.py.)"""
 ALL_SPECULATE = bool(os.environ.get("SPECULATE"))
