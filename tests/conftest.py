@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # PyTorch's threads spin between parallel regions. Where other processes want the same cores, each small operator then waits for a thread
 # that is not running: tests of tiny tensors take 15 times as long. It is read when the OpenMP library is loaded, so before PyTorch.
@@ -36,8 +37,16 @@ def few_objects() -> None:
     gc.freeze()
 
 
+TESTS = Path(__file__).parent
+SPECULATING = frozenset(map(Path, ("autograd", "capture/border", "capture/call", "capture/guards")))
+"""Folders whose tests run with the option `speculate` as it is by default. In the others a branch on data is what many tests break a graph
+with. (What is taken for granted has tests of its own: test_speculation.py, test_speculation_streams.py.)"""
+ALL_SPECULATE = bool(os.environ.get("SPECULATE"))
+"""To compare: SPECULATE=1 runs any test with it. Tests that count breaks fail then; a result that differs from eager's is a defect."""
+
+
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
     monkeypatch.setenv("FUSEWRIGHT_CACHE", "0")  # tests of the disk cache turn it on, in a folder of their own
     _native.set_fallback_error(RuntimeFallback)  # tests of the native part set their own
@@ -45,8 +54,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # What a measurement decides differs from run to run, and with it which weights are prepared: the likely way is taken here.
     monkeypatch.setattr(linear_choice, "measured", lambda linear, ways, default: default)
     monkeypatch.setattr(linear_choice.Chooser, "has_quick_onednn", lambda self: False)
-    # Branches on data are what many tests break a graph with. What is taken for granted has tests of its own (test_speculation.py).
-    monkeypatch.setattr(fusewright.config, "speculate", False)
+    folder = request.path.parent.relative_to(TESTS)
+    monkeypatch.setattr(fusewright.config, "speculate", ALL_SPECULATE or bool({folder, *folder.parents} & SPECULATING))
     fusewright.reset()
     yield
     fusewright.set_stance("default")

@@ -35,7 +35,6 @@ BREAKS: dict[str, set[str]] = {
     "forward_ad_dual": {"transform-active"},
     "anomaly": {"transform-active"},  # its traces name the operators of the forward
     "anomaly_nan": {"transform-active"},
-    "scalar_tensor_item_in_loss": {"data-dependent-scalar"},
     "inplace_leaf_error": {"operator-failed"},
     "written_input_saved": {"training-eager"},
     "sparse_gradients_outlive_later_calls": {"unsupported-tensor"},

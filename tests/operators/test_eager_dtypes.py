@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import fusewright
 from fusewright.operators import eager_dtypes
 from fusewright.sizes.tensor_type import TensorType
 from tests.ops.cases import Case
@@ -130,3 +132,13 @@ def test_a_failure_of_the_moment_is_not_remembered(monkeypatch: pytest.MonkeyPat
             patch.setattr(eager_dtypes, "_made", Mock(side_effect=error))
             eager_dtypes.disagreement(torch.ops.aten.sin.default, (kind,), {}, kind)
     assert eager_dtypes.disagreement(torch.ops.aten.sin.default, (kind,), {}, kind) == ""
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_the_question_gives_no_warning(name: str) -> None:
+    """What warns inside the call of a recorded function is told when that function ends."""
+    function = getattr(torch, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = fusewright.compile(lambda x: function(x, 1))(torch.arange(6.0).view(2, 3))
+    torch.testing.assert_close(got, function(torch.arange(6.0).view(2, 3), 1))

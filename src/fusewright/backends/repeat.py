@@ -27,12 +27,13 @@ def repeatable(
 ) -> Callable[..., Any]:
     """`run` of a graph, whose failure means that the call is repeated eagerly: the user's program decides what becomes
     of the error, and gets its own traceback and side effects. Inputs that the graph has written to by then get their
-    old content back, and generators that it drew from their state; a graph at ATen level does neither. `checks_alone`:
-    only the failure of a check that capture has put into the graph. Not so with collectives: other processes take part
-    in them once."""
+    old content back (one at ATen level writes when nothing can fail any more), and generators that it drew from their
+    state. `checks_alone`: only the failure of a check that capture has put into the graph. Not so with collectives:
+    other processes take part in them once."""
     if any(map(is_collective, graph.nodes)):
         return run
-    writes, drawn = (any(map(_writes, graph.nodes)), _drawn_by_checked(graph)) if torch_level else (False, ())
+    writes = torch_level and any(map(_writes, graph.nodes))
+    drawn = _drawn_by_checked(graph) if torch_level else drawing_devices(graph)
 
     def attempt(*inputs: Any) -> Any:
         kept = (

@@ -79,12 +79,18 @@ class Signal(BaseException):
     """Base of the signals."""
 
 
+READS_OF_DATA = frozenset({"data-dependent-branch", "data-dependent-scalar", "data-dependent-shape"})
+"""Codes of the breaks at which the program asks what a tensor holds."""
+
+
 class GraphBreak(Signal):
     """Capture cannot go past this point. `code` names a row of the catalogue in `fusewright.base.errors` (cause, what
     to do).
 
     `stack` is the user's stack (outermost first) at the moment of the break, `operators` how many the frame and what it
-    called had recorded until then; the interpreter fills them in.
+    called had recorded until then; `passed`, where data are read: of the inlined frames that it has left, innermost
+    first, the code, the instruction after the one that it came from, and how many operators were recorded when the
+    frame began; the interpreter fills them in.
     """
 
     def __init__(self, code: str, detail: str = "") -> None:
@@ -93,6 +99,7 @@ class GraphBreak(Signal):
         self.detail = detail
         self.stack: tuple[Location, ...] = ()
         self.operators = 0
+        self.passed: list[tuple[types.CodeType, int, int]] = []
 
 
 def untraced(what: object, error: Exception) -> NoReturn:

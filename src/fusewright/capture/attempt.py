@@ -20,7 +20,7 @@ import torch
 
 from fusewright import _native
 from fusewright.base.records import replace
-from fusewright.base.signals import GraphBreak, Retry, SkipFrame
+from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, SkipFrame
 from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
@@ -56,7 +56,7 @@ _HOST_FRAMES_PER_CALL = 16
 
 
 _OF_DATA = frozenset({"data-dependent-scalar", "data-dependent-shape"})
-_DECISIONS = _OF_DATA | {"data-dependent-branch", "host-random"}
+_DECISIONS = READS_OF_DATA | {"host-random"}
 
 
 def capture_frame(
@@ -77,10 +77,12 @@ def capture_frame(
         raise SkipFrame("tensor-attribute", f"{replaced} is not PyTorch's own")
     with _deep_recursion(options), _own_saved_tensors():
         assumptions, history = Assumptions(), History() if history is None else history
+        known = history.known_break(function.__code__)
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
             other = options.other_level if assumptions.lacks_form >= 0 else None
             attempt = _Attempt(function, arguments, other or options, assumptions)
             attempt.tracer.history = history
+            attempt.tracer.known_break = None if assumptions.broken else known
             try:
                 return attempt.run()
             except Retry as signal:
@@ -103,7 +105,9 @@ def capture_frame(
                     raise _skipped(assumptions.broken or signal, signal.detail) from None
                 # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
                 signal.__cause__ = signal.__context__ = None
-                signal.operators = attempt.tracer.recorder.op_count
+                signal.operators = signal.operators or attempt.tracer.recorder.op_count
+                if signal.passed and not options.ones:
+                    history.note_breaks(signal)
                 assumptions = replace(assumptions, broken=signal.with_traceback(None), stop_at=attempt.tracer.step - 1)
             except RecursionError as error:
                 raise SkipFrame("recursion", str(error)) from None

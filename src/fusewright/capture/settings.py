@@ -7,11 +7,15 @@ them.
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
-from fusewright.base.signals import Deadline
+from fusewright.base.signals import Deadline, GraphBreak
 from fusewright.capture.bytecode.resume import Resumptions
 
 
@@ -81,4 +85,46 @@ class CaptureOptions:
 
 class History(dict[object, tuple[int | None, ...]]):
     """What the captures of one compiler have met, and add to: sizes and numbers by (code, source), None where they
-    differed, and what is known of a function as a whole (capture/border/dynamic.py)."""
+    differed, and what is known of a function as a whole (capture/border/dynamic.py).
+
+    breaks  by code, where functions break that the last frame with a break had called: what is left of that frame calls
+            them next, each as a frame of its own, and they are not interpreted down to the same place again; kept until
+            another frame is captured
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaks: dict[types.CodeType, KnownBreak] = {}
+
+    def known_break(self, code: types.CodeType) -> KnownBreak | None:
+        """What is known of the break of a frame that is about to be captured."""
+        found = self.breaks.get(code)
+        if found is None:
+            self.breaks = {}
+        return found
+
+    def note_breaks(self, signal: GraphBreak) -> None:
+        """Notes a break that depends on data alone. Of a frame that began after an operator nothing is known: it would
+        begin with what that has given."""
+        self.breaks = {}
+        for level, ((called, _, operators), (code, pc, begun)) in enumerate(itertools.pairwise(signal.passed), 1):
+            if not begun and not code.co_flags & inspect.CO_GENERATOR:
+                self.breaks[code] = KnownBreak(pc, called, operators, signal.stack[-level:], signal)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBreak:
+    """A break below a call: the one of the code `called` in front of the instruction at `pc`, with `operators` recorded
+    until then. `below`: the user's stack below the function."""
+
+    pc: int
+    called: types.CodeType
+    operators: int
+    below: tuple[Location, ...]
+    signal: GraphBreak
+
+    def again(self, stack: tuple[Location, ...]) -> GraphBreak:
+        """The break, met by a frame of the function itself."""
+        signal = GraphBreak(self.signal.code, self.signal.detail)
+        signal.stack, signal.operators = (*stack, *self.below), self.signal.operators
+        return signal

@@ -108,6 +108,11 @@ _OTHERS = frozenset(
 }
 
 
+_SPREAD = frozenset(getattr(torch.ops.aten, name).correction for name in ("var", "std", "var_mean", "std_mean"))
+"""Of one element they warn, unless nothing is taken from its number. PyTorch gives the warnings of what runs inside
+another of its functions when that ends, so none can be caught here."""
+
+
 def _asked_with(value: object) -> object:
     if isinstance(value, TensorType):
         return _Tensor(value.dtype, len(value.shape), value.device.type)
@@ -134,7 +139,10 @@ def _answer(
         warnings.simplefilter("ignore")
         try:
             made = _placed if func in _PLACED else _made
-            return _dtypes(func(*map(made, args), **{name: made(value) for name, value in kwargs}))
+            named = {name: made(value) for name, value in kwargs}
+            if func in _SPREAD:
+                named["correction"] = 0
+            return _dtypes(func(*map(made, args), **named))
         except RecursionError:  # of this moment, not of the question
             raise
         except Exception as error:

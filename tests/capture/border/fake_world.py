@@ -155,6 +155,7 @@ def tracer_for(
 ) -> Tracer:
     tracer = Tracer(function, arguments, options or CaptureOptions(), call, Assumptions(stop_at=stop_at))
     tracer.world = FakeWorld(tracer)
+    tracer.recorder = types.SimpleNamespace(op_count=0)  # nothing is recorded
     return tracer
 
 

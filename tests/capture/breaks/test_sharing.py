@@ -10,6 +10,7 @@ import torch
 
 import fusewright
 from fusewright.base.events import STREAM, Captured, Event
+from fusewright.capture.interpret.interpreter import Tracer
 
 
 def compiles(f: Callable[..., Any], calls: list[tuple[Any, ...]], backend: str = "native") -> list[int]:
@@ -124,3 +125,34 @@ def test_a_mark_on_a_fresh_function_counts() -> None:
     x, extra = torch.randn(4), made(False)
     extra.extra = 5
     compiles(f, [(made(False), x), (made(False), x), (extra, x), (made(True), x), (made(False), x)])
+
+
+def test_wrappers_above_a_break_do_not_repeat_what_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame with the break, and each wrapper of it, are frames of their own in turn."""
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = helper(x)
+        return x + 1 if x.sum() > 0 else x - 1
+
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def wrapper(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: function(x)
+
+    entered: list[str] = []
+    execute = Tracer.execute
+
+    def counted(tracer: Tracer, frame: Any, error: BaseException | None) -> object:
+        entered.append(frame.info.code.co_name)
+        return execute(tracer, frame, error)
+
+    monkeypatch.setattr(Tracer, "execute", counted)
+    function = wrapper(wrapper(wrapper(wrapper(breaks))))
+    compiled = fusewright.compile(function)
+    for x in (torch.ones(3), -100 * torch.ones(3)):
+        torch.testing.assert_close(compiled(x), function(x))
+    # The outermost wrapper is captured twice (first with batches of 1 as larger ones); of the frame itself one attempt
+    # finds the break, and one ends before it.
+    assert entered.count("helper") == 4 * 20

@@ -245,5 +245,5 @@ def test_a_size_that_depends_on_data_is_what_breaks() -> None:
     x = torch.tensor([1.0, 0.0, 2.0])
     heard: list[Any] = []
     with STREAM.listening(heard.append):
-        assert torch.equal(fusewright.compile(f)(x), f(x))
+        assert torch.equal(fusewright.compile(f, options={"speculate": False})(x), f(x))
     assert [event.report.code for event in heard if isinstance(event, Broken)] == ["data-dependent-shape"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ import fusewright
 from fusewright.base.events import STREAM, Broken, Compiled, Event, FellBack, InternalError, Skipped
 
 ON = {"speculate": True}
+OWN = random.Random(5)
 
 
 def outcome(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -241,6 +244,26 @@ def test_a_number_that_is_an_argument_breaks() -> None:
 
     events = calls(f, *((ONES, torch.tensor(step)) for step in range(5)))
     assert count(events, Broken, Skipped) and not count(events, FellBack)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager", "aot_eager"])
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), random.random, np.random.rand, OWN.random])
+def test_a_call_that_differs_draws_once(draw: Callable[[], Any], backend: str) -> None:
+    """What the compiled code had drawn before the check failed is drawn again by the eager call."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        drawn = x * draw()
+        return drawn if x.sum() > 0 else drawn * draw()
+
+    compiled = fusewright.compile(f, options=ON, backend=backend)
+    for x in (ONES, ONES, -ONES, ONES, -ONES):
+        found = []
+        for run in (f, compiled):
+            for seed in (torch.manual_seed, np.random.seed, random.seed, OWN.seed):
+                seed(1)
+            found.append((run(x), draw(), torch.rand(())))
+        assert found[0][1:] == found[1][1:]
+        torch.testing.assert_close(found[1][0], found[0][0])
 
 
 def test_evaluating_draws_and_writes_nothing() -> None:

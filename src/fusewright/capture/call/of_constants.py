@@ -51,7 +51,13 @@ def _of_numpy(fn: Callable[..., Any]) -> Row:
 
 
 def _known(tracer: Tracer, value: Any) -> Any:
-    return value if isinstance(value, (np.generic, type)) else plain_data(tracer, value)
+    if isinstance(value, (np.generic, type)):
+        return value
+    value = tracer.world.materialise(value)
+    if type(value) not in (list, tuple):
+        return plain_data(tracer, value)
+    parts = [_known(tracer, part) for part in value]
+    return MISSING if any(part is MISSING for part in parts) else type(value)(parts)
 
 
 def _constants_only(fn: Callable[..., Any]) -> Row:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.location import Location
-from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
@@ -35,7 +35,7 @@ from fusewright.capture.interpret.opcodes import HANDLERS, unsupported
 from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.interpret.predication import Branches
 from fusewright.capture.interpret.tracebacks import Raised
-from fusewright.capture.settings import CaptureOptions, History
+from fusewright.capture.settings import CaptureOptions, History, KnownBreak
 from fusewright.record.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Frame:
     __slots__ = (
         "_callers", "_locations", "_module",
         "back",
+        "begun",
         "finished",
         "function",
         "info",
@@ -104,6 +105,7 @@ class Frame:
         self.value: Any = None
         self.finished = False
         self.back: Frame | None = None
+        self.begun = 0  # operators that were recorded when it was entered
         self._callers: tuple[Location, ...] | None = None
         self._module: str | None = None
         self._locations: dict[int, Location] = {}
@@ -120,6 +122,7 @@ class Frame:
     def enter(self, back: Frame | None) -> None:
         """Begins to run (again), called by `back`."""
         self.back = back
+        self.begun = self.tracer.recorder.op_count
         self._callers = None
 
     def stack_here(self) -> tuple[Location, ...]:
@@ -213,6 +216,7 @@ class Tracer:
         self.assumptions = assumptions
         self.branches = Branches(enabled=False)  # set by the attempt
         self.history = History()  # so is this
+        self.known_break: KnownBreak | None = None  # and this
         self.recorder: Recorder = None  # type: ignore[assignment]  # the attempt sets both
         self.world: World = None  # type: ignore[assignment]
         self.frame: Frame | None = None
@@ -360,6 +364,8 @@ class Tracer:
         if self._depth >= self.options.inline_depth:
             raise GraphBreak("inline-depth", f"{self._depth} interpreted calls on top of each other")
         self.spend(_CALL_COST)
+        if self.known_break is not None and self.frame is self.root:
+            self._meet(self.known_break, frame.info.code)
         frame.enter(self.frame)
         self.frame = frame
         self._depth += 1
@@ -379,11 +385,21 @@ class Tracer:
                     error = signal.exception
                 except (GraphBreak, SkipFrame) as signal:
                     signal.stack = signal.stack or self.stack()
+                    if type(signal) is GraphBreak and signal.code in READS_OF_DATA:
+                        signal.passed.append((frame.info.code, frame.pc, frame.begun))
                     raise
         finally:
             self._depth -= 1
             self.frame = frame.back
             frame.back = None
+
+    def _meet(self, known: KnownBreak, code: types.CodeType) -> None:
+        """Breaks in front of a call that is known to lead to a break."""
+        root = self.root
+        if root is None or known.called is not code:
+            return
+        if root.pc == known.pc and self.recorder.op_count == known.operators:
+            raise known.again(root.stack_here())
 
     def call(self, function: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Any callable, by the rules of `calls.call`."""

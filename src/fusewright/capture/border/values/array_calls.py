@@ -149,6 +149,12 @@ def _as_array(world: World, array: Any, dtype: Any = None, copy: bool = True) ->
     return _copy(world, array) if copy else array
 
 
+def _asarray(world: World, array: Any, dtype: Any = None) -> Any:
+    if type(array) in (list, tuple):  # a new array in any case
+        return by_numpy(world, np.array, (array,), {} if dtype is None else {"dtype": dtype})
+    return _as_array(world, array, dtype, False)
+
+
 def _truths(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(world: World, array: Any, axis: Any = None, keepdims: bool = False) -> TracedArray:
         if type(array) is not TracedArray or array.dtype == np.uint8 or (axis is None and keepdims):
@@ -382,7 +388,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.max: METHODS["max"], np.min: METHODS["min"], np.where: _where, np.concatenate: _joined(torch.cat),
     np.stack: _joined(torch.stack),
     np.reshape: _reshape, np.transpose: _transpose, np.array: _as_array,
-    np.asarray: lambda world, array, dtype=None: _as_array(world, array, dtype, False), np.copy: _as_array,
+    np.asarray: _asarray, np.copy: _as_array,
     np.power: power, np.linalg.norm: _norm, np.dot: _dot, np.outer: _outer, np.meshgrid: _meshgrid,
     np.linalg.inv: _checked(torch.linalg.inv_ex, ((2,), (3,), (4,))),
     np.linalg.solve: _checked(torch.linalg.solve_ex, ((2, 1), (2, 2))),

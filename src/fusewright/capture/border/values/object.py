@@ -280,6 +280,10 @@ def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -
         return instance_dict(world, obj)
     if name == "__class__":
         return kind
+    of_context = name in ("saved_tensors", "saved_variables") and found.__objclass__ is torch._C._FunctionBase
+    if of_context and world.outside(obj) is not None:
+        # Hooks unpack them: a checkpoint's compute them again, at one read only. The program's read is that one.
+        raise GraphBreak("autograd-call", f"{name} of a context from outside")
     return _bind_member(world, found, obj, kind, name)
 
 
