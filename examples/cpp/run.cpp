@@ -3,7 +3,10 @@
 #include <iostream>
 
 int main(int count, char **words) {
-    if (count < 3) return 2;
+    if (count < 3) {
+        std::cerr << "run_cpp PACKAGE ROWS: gives a package's first program that many rows of ones\n";
+        return 2;
+    }
     try {
         fusewright::Package package(words[1]);
         fw_tensor about;

@@ -67,8 +67,8 @@ class CompileArguments(TypedDict, total=False):
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """The compiler's import makes 100,000 objects that stay, on whose account Python's collector would walk the whole
-    heap (0.1 s)."""
+    """What is made meanwhile stays (the compiler's import: 100,000 objects; a captured program), and on its account
+    Python's collector would walk the whole heap, several times."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -355,7 +355,8 @@ def export(model: Any, args: Any = None, kwargs: Any = None, *, dynamic_shapes: 
     and ExportError, naming the dimension and the line, for a size that the program does not leave free. Also takes a
     torch.export.ExportedProgram, without arguments.
     """
-    return trace.export(_original(model), args, kwargs, dynamic_shapes=dynamic_shapes)
+    with _no_collections():
+        return trace.export(_original(model), args, kwargs, dynamic_shapes=dynamic_shapes)
 
 
 def save(program: Any, file: Any) -> None:
@@ -406,7 +407,8 @@ def package(
 
     The code is for inference on CPUs. Raises ExportError for a program that has none.
     """
-    packaging.package(program, file, targets, options, sign_key, standalone)
+    with _no_collections():
+        packaging.package(program, file, targets, options, sign_key, standalone)
 
 
 def load_package(file: Any, *, verify_key: Any = None, target: str | None = None) -> Any:

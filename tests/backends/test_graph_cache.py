@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -16,10 +17,15 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.backends import graph_cache
 from fusewright.base import events
 from fusewright.base.errors import CacheWarning, OptionError
-from fusewright.runtime import host
+from fusewright.base.records import replace
+from fusewright.codegen.device_kernel import Processor
+from fusewright.graph.fingerprint import Fingerprint, fingerprint
+from fusewright.runtime import cuda_code, host
 from fusewright.tools import cli
+from tests.graph.texts import graph_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -318,3 +324,45 @@ def test_what_a_program_has_taken_for_granted_of_its_sizes_is_part_of_the_key() 
 
     hits = [uses(program, torch.randn(3, 4), dynamic=True)[1] for program in (asks, does_not, asks, does_not)]
     assert hits == [[False], [False], [True], [True]]
+
+
+def two_products(first: str, second: str) -> str:
+    return f"""
+        %x: float32[4, 8]@{first} = input
+        %y: float32[8, 4]@{second} = input
+        %z: float32[8, 8]@{first} = input
+        %0 = aten.mm(%x, %z)
+        return [%0, %y]
+    """
+
+
+def test_gpus_are_counted_as_a_graph_names_them() -> None:
+    """Processes with a GPU each share an entry; another arrangement of GPUs is another graph."""
+
+    def named(first: str, second: str) -> Fingerprint:
+        found = fingerprint(graph_of(two_products(first, second)), {})
+        assert found is not None
+        return found
+
+    alone, other, pair = named("cuda:0", "cuda:0"), named("cuda:1", "cuda:1"), named("cuda:0", "cuda:1")
+    assert (alone.gpus, other.gpus, pair.gpus) == ((0,), (1,), (0, 1))
+    assert alone.digest == other.digest != pair.digest
+    assert named("cuda:5", "cuda:2") == Fingerprint(pair.digest, (5, 2))
+    assert named("cpu", "cpu").gpus == ()
+    assert len({named(*devices).digest for devices in itertools.product(("cpu", "cuda:0"), repeat=2)}) == 4
+
+
+def test_an_entry_for_gpus_is_for_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function's entry is found on another GPU of the same kind, and not on one of another kind."""
+    now = [0]
+    made = graph_cache.fingerprint
+    monkeypatch.setattr(graph_cache, "fingerprint", lambda *given: replace(made(*given), gpus=tuple(now)))
+    monkeypatch.setattr(cuda_code, "processor", lambda index: Processor(90 if index < 2 else 80, 132))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3).sin() - 1
+
+    found = []
+    for now[0] in (0, 1, 2, 0):
+        found += uses(f, torch.randn(7, 5))[1]
+    assert found == [False, True, False, True]

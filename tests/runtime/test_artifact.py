@@ -5,12 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fusewright.base.records import fields
 from fusewright.codegen.call_plan import describe
-from fusewright.codegen.call_plan_types import CallPlan
+from fusewright.codegen.call_plan_types import CallPlan, Guarded, LaunchCall, PythonCall, SlotSpec
+from fusewright.graph.freezing import Prepacking, Ref, Step
 from fusewright.loops.ir import BufferRef, Output
 from fusewright.runtime import launch
-from fusewright.runtime.artifact import ArtifactError, CompiledGraph, NotSerialisable, dump, load_graph, load_plan
+from fusewright.runtime.artifact import (
+    _RECORDS,
+    ArtifactError,
+    CompiledGraph,
+    NotSerialisable,
+    dump,
+    load_graph,
+    load_plan,
+    on_gpus,
+)
 from fusewright.sizes.expressions import symbol
+from fusewright.sizes.tensor_type import TensorType
 from tests.runtime.plans import Schedule, elementwise, whole
 
 aten = torch.ops.aten
@@ -100,3 +112,39 @@ def test_a_missing_kernel_or_function_is_an_error_at_load() -> None:
     with pytest.raises(ArtifactError):
         load_plan(data)
     assert not launch.is_available("aoti_torch_cpu_mm_XXX")
+
+
+def on_two_gpus(first: int, second: int) -> CompiledGraph:
+    """A graph's plan in which each kind of record that names a GPU does."""
+    a, b = torch.device("cuda", first), torch.device("cuda", second)
+    slots = tuple(
+        SlotSpec(name, "input", True, at, torch.float32, device.type, index, 0, 0, 0, 0)
+        for at, (name, device, index) in enumerate((("x", a, first), ("y", b, second), ("z", torch.device("cpu"), -1)))
+    )
+    copy = PythonCall("copy", aten._to_copy.default, (("tensor", 0), ("constant", 0)), ((b, {"device": a}),), (), (2,))
+    steps = (
+        LaunchCall("k", "key", first, (0,), (False,), (True,), 0, ()),
+        Guarded(0, (copy,)),
+        PythonCall("current", aten.add.Tensor, (("constant", 0),), (torch.device("cuda"), [a, 1]), (), (-1,)),
+    )
+    kind = TensorType((2,), (1,), torch.float32, b)
+    prepacking = Prepacking((0,), (Step(aten._to_copy.default, (Ref(0),), (("device", a),)),), (Ref(1),), (kind,))
+    plan = CallPlan("two", "ttt", (1,), (), (), slots, steps, (), 0, False)
+    return CompiledGraph(plan, b"", (), (), prepacking)
+
+
+def test_a_plan_is_moved_to_other_gpus() -> None:
+    for numbers in ((0, 1), (1, 0), (3, 7)):
+        moved = on_gpus(on_two_gpus(1, 0), {1: numbers[0], 0: numbers[1]})
+        assert moved == on_two_gpus(*numbers)
+        assert on_gpus(moved, {numbers[0]: 1, numbers[1]: 0}) == on_two_gpus(1, 0)
+    with pytest.raises(ArtifactError, match="GPU 0"):
+        on_gpus(on_two_gpus(1, 0), {1: 2})
+    plan = schedule().build()
+    assert on_gpus(plan, {0: 1}) == plan
+
+
+def test_every_record_that_names_a_device_is_moved() -> None:
+    """`on_gpus` knows these; devices among arguments are objects, which it finds anywhere."""
+    named = {(kind.__name__, field.name) for kind in _RECORDS for field in fields(kind) if "device" in field.name}
+    assert named == {("SlotSpec", "device"), ("SlotSpec", "device_index"), ("LaunchCall", "device"), ("TensorType", "device")}  # fmt: skip

@@ -113,6 +113,21 @@ def window(y: int, x: int, *left_out: int) -> Plan:
     )
 
 
+def windows(size: int, width: int, stride: int, dilation: int, padding: int, *left_out: int) -> Plan:
+    """Of a convolution of images whose channels lie side by side: each window, with zeros for what lies outside."""
+    channels = 32
+    places = (size + 2 * padding - (width - 1) * dilation - 1) // stride + 1
+    axes = tuple(axis(number, extent) for number, extent in enumerate((2, places, places, width, width, channels)))
+    image, y, x, down, right, channel = (one.symbol for one in axes)
+    row, column = y * stride + down * dilation, x * stride + right * dilation
+    masks = [compare(op, at, bound) for at in (row, column) for op, bound in (("ge", padding), ("lt", size + padding))]
+    index = ((image * size + row - padding) * size + column - padding) * channels + channel
+    return reading(2 * size * size * channels, index, axes, *(m for k, m in enumerate(masks) if k not in left_out))
+
+
+WINDOWS = ((14, 3, 1, 1, 1), (56, 3, 2, 1, 1), (28, 5, 1, 2, 4), (224, 7, 2, 1, 3), (13, 4, 3, 1, 2))
+
+
 def joined(*, second: bool) -> Plan:
     """The second of two parts: in the mask's false branch, or (wrongly) in its true one."""
     mask, load, zero = compare("lt", JOINED.symbol, S0), ir.load("a", JOINED.symbol - S0, F32), ir.constant(0.0, F32)
@@ -185,6 +200,7 @@ TRUE: dict[str, tuple[Any, ...]] = {
     "reflected": (reading(100, 99 - maximum(FAR - 99, 99 - FAR), (BACK,)),),
     "clamped": (reading(S1, minimum(A, S1 - 1), (O0, O1)),),
     **{f"window {y} {x}": (window(y, x),) for y in (-1, 0, 1) for x in (-1, 0, 1)},
+    **{f"windows {given}": (windows(*given),) for given in WINDOWS},
     "the second part": (joined(second=True),),
     "a named mask": (named(S1),),
     "a checked number": (gathering(S0 * S1, ir.checked_index(STORED, S0), S0, S1),),
@@ -215,6 +231,7 @@ FALSE: dict[str, tuple[Any, ...]] = {
     ),
     "reflected": (reading(99, 99 - maximum(FAR - 99, 99 - FAR), (BACK,)),),
     **{f"window {y} {x} without a mask": (window(y, x, left_out),) for y, x, left_out in ((-1, 0, 0), (0, -1, 1), (1, 0, 2), (0, 1, 3))},
+    **{f"windows {given} without mask {k}": (windows(*given, k),) for given in WINDOWS[::2] for k in range(4)},
     "the first part": (joined(second=False),),
     "a named mask": (named(S2),),
     "a number checked against another size": (gathering(S0 * S1, ir.checked_index(STORED, S2), S0, S1),),

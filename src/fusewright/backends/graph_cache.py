@@ -4,7 +4,7 @@ Takes a graph on its way to backend `native`; gives the compiled graph that an e
 this one) has stored for it. Always holds: the key covers everything that decides the result: graph, sizes' relations,
 options, PyTorch's global state, and the versions of fusewright, Python, PyTorch and the processor. Relations between
 sizes on which the compile relied are checked against the present sizes and become guards again; other sizes have an
-entry of their own.
+entry of their own. An entry counts GPUs as its graph names them, so processes that have a GPU each share it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,15 @@ from fusewright.codegen.kernel_code import KernelCode
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.runtime import cuda_code, launch
-from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
+from fusewright.runtime.artifact import (
+    ArtifactError,
+    CompiledGraph,
+    KernelFacts,
+    NotSerialisable,
+    dump,
+    load_graph,
+    on_gpus,
+)
 from fusewright.runtime.cache import Claim
 from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.host import host_text, needs, runs_here, store
@@ -56,7 +64,8 @@ RECORDED = "cuda"
 class Lookup:
     """What is known about one graph. key: where it is or will be stored, None when it cannot be. `known`: relations
     that its sizes had before it was compiled; `assumed`: sizes that were taken to be 2 or more before. plan: the native
-    plan, when it was found and loaded. claim: that this process makes the entry, until it is released."""
+    plan, when it was found and loaded. claim: that this process makes the entry, until it is released. gpus: the number
+    of each GPU that the entry counts."""
 
     graph: torch.fx.Graph
     key: str | None
@@ -64,6 +73,7 @@ class Lookup:
     assumed: frozenset[Expr] = frozenset()
     plan: Any = None
     claim: Claim | None = None
+    gpus: tuple[int, ...] = ()
 
     def __enter__(self) -> None:
         """The graph is compiled inside: other processes wait for it until the end."""
@@ -78,9 +88,10 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> L
     env = env_of(graph)
     known = 0 if env is None else len(env.guards)
     assumed: frozenset[Expr] = frozenset() if env is None else frozenset(env.assumed)
-    key = _key(to_compile, graph)
-    if key is None:
+    found = _key(to_compile, graph)
+    if found is None:
         return Lookup(graph, None, known, assumed)
+    key, gpus = found
     for candidate in _candidates(key, env):
         body, claim = store().get(candidate), None
         if body is None:
@@ -88,11 +99,11 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> L
             body = store().get(candidate)  # somebody may have made it in between
         if body is None:
             to_compile.notify(CacheUse(to_compile.function, False, candidate, "no entry"))
-            return Lookup(graph, candidate, known, assumed, claim=claim)
+            return Lookup(graph, candidate, known, assumed, claim=claim, gpus=gpus)
         if claim is not None:
             claim.release()
         try:
-            stored = load_graph(body)
+            stored = on_gpus(load_graph(body), dict(enumerate(gpus)))
             if not _facts_hold(stored, env):
                 continue
             stacks = [node.meta.get("location", ()) for node in graph.nodes]
@@ -101,7 +112,7 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> L
         except (ArtifactError, launch.LoadError, ValueError) as error:
             # The entry is whole (its hash was checked) but this process cannot use it: it is written anew.
             to_compile.notify(CacheUse(to_compile.function, False, candidate, f"not usable here: {error}"))
-            return Lookup(graph, candidate, known, assumed)
+            return Lookup(graph, candidate, known, assumed, gpus=gpus)
         _learn_facts(stored, env)
         to_compile.notify(CacheUse(to_compile.function, True, candidate, ""))
         for kernel in stored.kernels:
@@ -126,8 +137,9 @@ def save(
     described = tuple(kernel_facts(kernel, places) for kernel in made.kernels)
     calls = tuple((name, _lines(locations, places)) for name, locations in made.calls.items())
     try:
-        body = dump(replace(compiled, kernels=described, facts=facts, calls=calls))
-    except NotSerialisable as error:
+        counted = on_gpus(compiled, {gpu: number for number, gpu in enumerate(lookup.gpus)})
+        body = dump(replace(counted, kernels=described, facts=facts, calls=calls))
+    except (ArtifactError, NotSerialisable) as error:
         to_compile.notify(CacheUse(to_compile.function, False, lookup.key, f"not stored: it holds {error}"))
         return
     store().put(lookup.key, to_compile.function, body)
@@ -195,7 +207,8 @@ def training_graphs(
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> str | None:
+def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[str, tuple[int, ...]] | None:
+    """And the GPUs that an entry under this key counts; None for what is not stored."""
     settings = to_compile.settings
     if (
         not (settings["disk_cache"] and environment("FUSEWRIGHT_CACHE"))
@@ -203,16 +216,16 @@ def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> str | None:
         or environment("FUSEWRIGHT_DEBUG")
     ):
         return None
-    text = fingerprint(graph, to_compile.constants)
-    if text is None:
+    made = fingerprint(graph, to_compile.constants)
+    if made is None:
         return None
     options = {key: value for key, value in settings.options.items() if key not in IRRELEVANT}
-    gpus = cuda_code.machine_text() if "cuda" in text else ""
+    gpus = cuda_code.machine_text(*made.gpus) if made.gpus else ""
     env = env_of(graph)
     # What passes may take for granted: sizes that are guarded to be 2 or more, and those that may be 1.
     granted = "" if env is None else repr([sorted(map(str, symbols)) for symbols in (env.assumed, env.shown)])
-    parts = (host_text(), gpus, repr(sorted(options.items())), repr(capture_global_state()), granted, text)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    parts = (host_text(), gpus, repr(sorted(options.items())), repr(capture_global_state()), granted, made.digest)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest(), made.gpus
 
 
 def _candidates(key: str, env: ShapeEnv | None) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Takes a recorded graph, the tensors of its get_attr nodes, and what is known of its sizes; gives a SHA-256 digest, or
 None for a graph that holds something without a faithful text. Always holds: everything that a node carries is part of
-the text (an unknown kind of value gives None), except what only describes: names, source lines, example values.
+the text (an unknown kind of value gives None), except what only describes: names, source lines, example values. GPUs
+are counted as the graph names them, so that processes with a GPU each share a text.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from fusewright.base.records import dataclass
 from fusewright.graph.builder import env_of
 from fusewright.graph.nodes import written
 from fusewright.sizes.expressions import Expr, bounds, free_symbols, to_tuples
@@ -33,9 +35,16 @@ class NoFingerprint(Exception):
     """The graph holds a value that has no faithful text."""
 
 
-def fingerprint(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]) -> str | None:
-    """The digest of `graph`, in hexadecimal; None when it holds a value of an unknown kind, or a constant that is too
-    large."""
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """digest: in hexadecimal; gpus: the numbers of the GPUs that the graph names, in the order in which it does."""
+
+    digest: str
+    gpus: tuple[int, ...]
+
+
+def fingerprint(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]) -> Fingerprint | None:
+    """None for a graph that holds a value of an unknown kind, or a constant that is too large."""
     try:
         text = _Text(constants)
         for position, node in enumerate(graph.nodes):
@@ -43,7 +52,7 @@ def fingerprint(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]) ->
         text.sizes(env_of(graph))
     except NoFingerprint:
         return None
-    return hashlib.sha256("\n".join(text.lines).encode()).hexdigest()
+    return Fingerprint(hashlib.sha256("\n".join(text.lines).encode()).hexdigest(), tuple(text.gpus))
 
 
 class _Text:
@@ -52,6 +61,7 @@ class _Text:
         self.lines: list[str] = []
         self.positions: dict[torch.fx.Node, int] = {}
         self.symbols: set[Expr] = set()
+        self.gpus: dict[int, int] = {}  # how many were named before
         self.known: dict[TensorType | OpOverload, str] = {}  # texts of what a graph holds many times
 
     def node(self, position: int, node: torch.fx.Node) -> None:
@@ -93,8 +103,14 @@ class _Text:
         found = self.known.get(type_)
         if found is None:
             shape, stride, offset = self.value(type_.shape), self.value(type_.stride), self.value(type_.offset)
-            found = self.known[type_] = f"{type_.dtype}{shape}{stride}{offset}{type_.device}{type_.requires_grad}"
+            device = self.device(type_.device)
+            found = self.known[type_] = f"{type_.dtype}{shape}{stride}{offset}{device}{type_.requires_grad}"
         return found
+
+    def device(self, device: torch.device) -> str:
+        if device.type != "cuda" or device.index is None:  # without a number: the current one, at each call
+            return str(device)
+        return f"cuda:{self.gpus.setdefault(device.index, len(self.gpus))}"
 
     def operator(self, op: OpOverload) -> str:
         if op not in self.known:
@@ -139,7 +155,7 @@ _ROWS: dict[type, Callable[[_Text, Any], str]] = {
     torch.dtype: lambda text, value: str(value),
     torch.layout: lambda text, value: str(value),
     torch.memory_format: lambda text, value: str(value),
-    torch.device: lambda text, value: f"device {value}",
+    torch.device: lambda text, value: f"device {text.device(value)}",
     TensorType: _Text.type,
     OpOverload: _Text.operator,
     HigherOrderOperator: lambda text, value: f"higher order {value.name()}",

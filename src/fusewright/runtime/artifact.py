@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -117,6 +117,41 @@ def _load(data: bytes, kind: type[Record]) -> Record:
     if not isinstance(value, kind) or reader.position != len(body):
         raise ArtifactError(f"not a {kind.__name__}")
     return value
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def on_gpus(value: Record, numbers: Mapping[int, int]) -> Record:
+    """A plan, or a compiled graph, that does on GPU `numbers[k]` what the given one does on GPU k. Raises ArtifactError
+    for one that uses another GPU."""
+    if all(number == moved for number, moved in numbers.items()):
+        return value
+    try:
+        made: Record = _moved(value, numbers)
+    except KeyError as error:
+        raise ArtifactError(f"a call plan for GPU {error}, of {list(numbers)}") from error
+    return made
+
+
+def _moved(value: Any, numbers: Mapping[int, int]) -> Any:
+    if isinstance(value, torch.device):
+        numbered = value.type == "cuda" and value.index is not None
+        return torch.device("cuda", numbers[value.index]) if numbered else value
+    if isinstance(value, (tuple, list)):
+        items = (_moved(one, numbers) for one in value)
+        return type(value)(items) if type(value) in (tuple, list) else value
+    if isinstance(value, dict):
+        return {key: _moved(one, numbers) for key, one in value.items()}
+    if type(value) not in _RECORD_NUMBERS:
+        return value
+    _, names = _RECORD_NUMBERS[type(value)]
+    parts = {name: _moved(getattr(value, name), numbers) for name in names}
+    if isinstance(value, SlotSpec) and value.device == "cuda" and value.device_index >= 0:
+        parts["device_index"] = numbers[value.device_index]
+    elif isinstance(value, LaunchCall):
+        parts["device"] = numbers[value.device]
+    return type(value)(**parts)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -104,10 +104,9 @@ def path_of(key: str, arch: int, ptx: bool = False) -> Path:
     return _store() / f"{name[:KERNEL_NAME_LENGTH]}{KERNEL_SUFFIX}"
 
 
-@functools.cache
-def machine_text() -> str:
-    """What a plan for this machine's GPUs depends on."""
-    return f"{_surroundings()} {[processor(index) for index in range(torch.cuda.device_count())]}"
+def machine_text(*gpus: int) -> str:
+    """What a plan for the GPUs of these numbers depends on."""
+    return f"{_surroundings()} {[processor(index) for index in gpus]}"
 
 
 # --- the compiler process ---------------------------------------------------------------------------------------------

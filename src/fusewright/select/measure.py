@@ -254,6 +254,5 @@ class GpuAutotuner:
 
 def machine_text(index: int) -> str:
     """What an answer depends on beside the question."""
-    return (
-        f"{torch.cuda.get_device_name(index)} {cuda_code.machine_text()} torch {torch.__version__} {torch.version.cuda}"
-    )
+    versions = f"torch {torch.__version__} {torch.version.cuda}"
+    return f"{torch.cuda.get_device_name(index)} {cuda_code.machine_text(index)} {versions}"

@@ -232,14 +232,16 @@ def _lack(d: Expr) -> tuple[Bound, ...]:
 
 
 def _without_factor(d: Dim) -> Dim:
-    """`d` without a factor that is at least 0."""
-    if isinstance(d, int) or d.constant:
+    """`d` without a factor that is at least 0. A number is taken out of the terms beside a constant too, which is
+    rounded down: sums of terms are whole."""
+    if isinstance(d, int):
         return d
-    common = tuple(atom for atom in shared_atoms(d.terms) if is_at_least_zero(atom))
+    common = () if d.constant else tuple(atom for atom in shared_atoms(d.terms) if is_at_least_zero(atom))
     number = math.gcd(*(times for _, times in d.terms))
     if not common and number == 1:
         return d
-    return total(product(monomial_quotient(monomial, common) or ()) * (times // number) for monomial, times in d.terms)
+    terms = total(product(monomial_quotient(monomial, common) or ()) * (times // number) for monomial, times in d.terms)
+    return terms + d.constant // number
 
 
 def _without_multiples(d: Expr, fact: Expr, facts: tuple[Expr, ...]) -> Iterator[Dim]:
