@@ -130,6 +130,15 @@ def _answered_by(
     return ask
 
 
+def _ctc_loss(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Of lengths in tensors, which the operator reads: they are numbers, where those are known or taken for granted."""
+    lengths = [recorder.read(one) for one in args[2:4]]
+    if not all(one is not None and one.ndim == 1 and one.dtype in _INTEGERS for one in lengths):
+        return NotImplemented
+    numbers = [one.tolist() for one in lengths if one is not None]
+    return recorder.dispatch(aten._ctc_loss.default, (*args[:2], *numbers, *args[4:]), kwargs)
+
+
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -325,6 +334,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten._local_scalar_dense.default: _read_scalar,
     aten.equal.default: _answered_by(aten.eq.Tensor),
     aten.allclose.default: _answered_by(aten.isclose.default),
+    aten._ctc_loss.Tensor: _ctc_loss,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
     # With symbolic sizes some native code asks the dispatcher for them, and PyTorch writes a BatchNorm in evaluation

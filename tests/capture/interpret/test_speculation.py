@@ -194,6 +194,22 @@ def test_arithmetic_that_raises_in_python_raises(formula: Callable[..., Any]) ->
     calls(lambda x: x * formula(x), ONES, 2 * ONES, 0 * ONES, torch.tensor([2.0, 0.0, 0.0]), -ONES, ONES)
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_lengths_of_a_ctc_loss(train: bool) -> None:
+    def loss(x: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> Any:
+        leaf = x.clone().requires_grad_(train)
+        value = nn.functional.ctc_loss(leaf.log_softmax(2), targets, torch.tensor([8, 7]), lengths)
+        if train:
+            value.backward()
+        return value.detach(), leaf.grad
+
+    x, targets = torch.randn(8, 2, 8), torch.tensor([[1, 2, 3], [2, 2, 1]])
+    long, short = torch.tensor([3, 2]), torch.tensor([1, 2])
+    events = calls(loss, (x, targets, long), (x * 2, targets, long))
+    assert (count(events, Compiled), count(events, Broken, Skipped, FellBack)) == (1, 0)
+    calls(loss, (x, targets, long), (x, targets, short), (x, targets, short), (x, targets, long))
+
+
 def test_training() -> None:
     linear = nn.Linear(3, 3)
 

@@ -572,6 +572,7 @@ _MISSING: dict[OpOverload, Rule] = {
     aten._histogramdd_from_bin_tensors.default: _histogramdd_from_bin_tensors,
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
 }
 RULES: dict[OpOverload, Rule] = {op: _on_cpu(rule) for op, rule in _MISSING.items()}
 
