@@ -11,13 +11,17 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 import zipfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import fusewright
-from fusewright import Dim
+from fusewright import Dim, operators
+from fusewright.runtime import artifact
 from tests.export.test_export import MODELS, assert_same, mlp
 
 FRESH = """
@@ -316,3 +320,60 @@ def test_what_cannot_be_saved_is_an_error():
     with pytest.raises(fusewright.ExportError, match=r"0\.weight"):
         written(program)
     assert not os.path.exists("0.weight")
+
+
+def timed(x):
+    start = time.perf_counter()
+    return x + 1, x.sum() * 0 + (time.perf_counter() - start)
+
+
+def drawn(x):
+    return x * random.random()
+
+
+def cumulated(x):
+    return torch.from_numpy(np.cumsum(x.numpy())) + 1
+
+
+OWN_FRESH = """
+import random, sys, torch, fusewright
+x = torch.load(sys.argv[1])
+for path in sys.argv[2:]:
+    random.seed(3)
+    run = fusewright.load_package(path) if path.endswith("fwp") else fusewright.load(path).module()
+    torch.save(run(x), path + ".out")
+"""
+
+
+@pytest.mark.parametrize("ending", ["fw", "fwp"])
+def test_a_fresh_process_knows_the_operators_of_this_library(ending, tmp_path):
+    """Clocks, draws of Python's generator and NumPy's functions are operators of fusewright's own, which a process has
+    registered when it captures."""
+    x = torch.rand(12)
+    torch.save(x, tmp_path / "in")
+    paths = []
+    for function in (timed, drawn, cumulated):
+        with torch.no_grad():
+            program = fusewright.export(function, (x,))
+        paths.append(str(tmp_path / f"{function.__name__}.{ending}"))
+        (fusewright.save if ending == "fw" else fusewright.package)(program, paths[-1])
+    done = subprocess.run([sys.executable, "-c", OWN_FRESH, str(tmp_path / "in"), *paths], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    (moved, passed), scaled, summed = (torch.load(path + ".out") for path in paths)
+    assert torch.equal(moved, x + 1) and 0 <= passed < 60
+    random.seed(3)
+    torch.testing.assert_close(scaled, drawn(x))
+    torch.testing.assert_close(summed, cumulated(x))
+
+
+def test_every_own_operator_of_a_program_is_registered_by_a_load():
+    """Beside what no file holds: kernels of a process, and marks of devices."""
+    folder = Path(operators.__path__[0])
+    registers = {".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")
+                 if 'Library("fusewright"' in path.read_text()}  # fmt: skip
+    assert registers == {*artifact.OWN_OPERATORS, "user_kernels", "spmd"}
+
+
+def test_a_file_names_no_other_function_of_time():
+    with pytest.raises(ValueError, match="is no clock"):
+        torch.ops.fusewright.clock("tzset", [])

@@ -30,6 +30,7 @@ from fusewright.base.errors import ExportError, ProgramFileError
 from fusewright.base.location import users_line
 from fusewright.graph.nodes import written
 from fusewright.graph.printer import type_text
+from fusewright.runtime.artifact import is_registered
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operator.getitem": operator.getitem,
@@ -232,8 +233,7 @@ def find_target(name: str) -> Any:
     namespace, operation, overload = parts
     if operation in REFUSED or namespace in NAMESPACE_REFUSED:
         raise ValueError(f"a program may not call {name!r}")
-    qualified = f"{namespace}::{operation}" + ("" if overload == "default" else f".{overload}")
-    if not torch._C._dispatch_has_kernel(qualified):
+    if not is_registered(f"{namespace}::{operation}", overload):
         raise ValueError(f"there is no operator {name[:80]!r} here: import the module that registers it before loading")
     found = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
     if not isinstance(found, OpOverload):

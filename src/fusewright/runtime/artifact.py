@@ -10,6 +10,7 @@ tensor) raises NotSerialisable.
 
 from __future__ import annotations
 
+import importlib
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -255,8 +256,33 @@ def _write(out: bytearray, value: Any) -> None:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+OWN_OPERATORS = (
+    "decompositions.recurrent",
+    "generator_states",
+    "host_draws",
+    "known_sizes",
+    "numpy_calls",
+    "philox",
+    "subgraphs",
+)
+"""The modules of `fusewright.operators` that register operators which a file may hold."""
+
+
+def is_registered(name: str, overload: str) -> bool:
+    """Whether there is a kernel for the operator `namespace::name`. Those of this library's own are registered when
+    their modules are imported: here, if no capture has done so."""
+    qualified = name if overload in ("", "default") else f"{name}.{overload}"
+    found = bool(torch._C._dispatch_has_kernel(qualified))
+    if not found and name.startswith("fusewright::"):
+        for module in OWN_OPERATORS:
+            importlib.import_module(f"fusewright.operators.{module}")
+        found = bool(torch._C._dispatch_has_kernel(qualified))
+    return found
+
+
 def find_operator(name: str, overload: str) -> torch._ops.OpOverload:
     """The registered operator `namespace::name`, overload `overload`. Raises AttributeError when there is none."""
+    is_registered(name, overload)
     namespace, _, operator = name.partition("::")
     found = getattr(getattr(getattr(torch.ops, namespace), operator), overload)
     if not isinstance(found, torch._ops.OpOverload):
