@@ -237,6 +237,10 @@ def _nonzero_for_call(
     if count is None:
         return NotImplemented
     made = recorder.dispatch(aten.nonzero_static.default, (source,), {"size": count})
+    if source.ndim > 1:  # nonzero itself gives its places dimension by dimension
+        kind = {"dtype": torch.int64, "device": source.device}
+        columns = recorder.dispatch(aten.empty_strided.default, ([count, source.ndim], [1, count]), kind)
+        made = recorder.dispatch(aten.copy_.default, (columns, made), {})
     recorder.read_sizes[source.node] = (_version(source), made)
     return made
 
