@@ -237,10 +237,11 @@ def _nonzero_for_call(
     if count is None:
         return NotImplemented
     call = recorder.dispatch
-    rows = call(aten.nonzero_static.default, (source,), {"size": count})
-    # nonzero's result lies column by column
-    columns = call(aten.clone.default, (call(aten.t.default, (rows,), {}),), {"memory_format": torch.contiguous_format})
-    made: Any = call(aten.t.default, (columns,), {})
+    made: Any = call(aten.nonzero_static.default, (source,), {"size": count})
+    if source.ndim > 1:  # nonzero itself gives its places dimension by dimension
+        columns = call(aten.t.default, (made,), {})
+        columns = call(aten.clone.default, (columns,), {"memory_format": torch.contiguous_format})
+        made = call(aten.t.default, (columns,), {})
     recorder.read_sizes[source.node] = (_version(source), made)
     return made
 

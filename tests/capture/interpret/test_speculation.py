@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import fusewright
 from fusewright.base.events import STREAM, Broken, Compiled, Event, FellBack, InternalError, Skipped
+from tests.ops.compare import same_strides
 
 ON = {"speculate": True}
 OWN = random.Random(5)
@@ -395,3 +396,21 @@ def test_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         calls(branch, *(sign * ONES for sign in (1, -1) * 6))
+
+
+OF_COUNTS: dict[str, Callable[..., Any]] = {
+    "nonzero": torch.nonzero, "argwhere": torch.argwhere, "as_tuple": lambda x: x.nonzero(as_tuple=True), "where": lambda x: torch.where(x > 0),
+    "mask": lambda x: x[x > 0], "rows": lambda x: x[x.sum(tuple(range(1, x.ndim))) > 0], "masked_select": lambda x: x.masked_select(x > 0),
+    "computed": lambda x: x.nonzero() + 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_COUNTS)
+def test_results_of_counts_lie_as_eagers(name: str) -> None:
+    compiled = fusewright.compile(OF_COUNTS[name], options=ON)
+    for shape in ((4, 5), (4, 5), (2, 3, 4), (3, 4, 2), (6, 6)):
+        x = torch.randint(-1, 2, shape).float()
+        for given in (x, x.t() if x.ndim == 2 else x.transpose(0, 2)):
+            ours, wanted = compiled(given), OF_COUNTS[name](given)
+            for a, b in zip(ours, wanted, strict=True) if isinstance(wanted, tuple) else ((ours, wanted),):
+                assert torch.equal(a, b) and same_strides(a, b)
