@@ -352,5 +352,9 @@ def test_what_the_interpreter_does_by_itself_is_not_offered() -> None:
         sys.addaudithook(audit)
         N.call_watched(functools.partial(sys.audit, "an event"))
         assert "audit" in ran and not offered
+        del ran[:]
+        with Policy({"audit": (None,)}) as policy:
+            N.call_eager(functools.partial(sys.audit, "an event"))
+            assert "audit" in ran and "audit" not in policy.asked
 
     in_child(body)
