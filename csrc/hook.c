@@ -1,51 +1,43 @@
 // The PEP 523 frame hook: compiles the frames that an eager run calls.
 //
-// Takes frames from CPython's evaluator while some thread is inside an eager region (fw_hook_call, hook_region). A frame of a plain Python function whose
-// code has a FrameCache is answered by a compiled entry; every other frame goes to the evaluator that was installed before. Each compiler has a table of
-// its own, a dict {address of the code object: (code object, FrameCache or None)}; a region without one keeps its caches at the code objects.
+// Takes frames from CPython's evaluator while some thread is inside an eager region (fw_hook_call, hook_region). A
+// frame of a plain Python function whose code has a FrameCache is answered by a compiled entry; every other frame
+// goes to the evaluator that was installed before. Each compiler has a table of its own, a dict {address of the code
+// object: (code object, FrameCache or None)}; a region without one keeps its caches at the code objects.
 //
-// The same evaluator watches native calls that capture makes (call_watched): a Python function that native code runs meanwhile (an `__eq__` of a
-// list's element, a `__hash__`, an `__index__`) is given to the thread's interceptor, so that it is interpreted, and what it reads is guarded.
-// What merely happens meanwhile is no part of the program and runs unwatched: finalizers of garbage, trace functions,
-// audit hooks.
+// The same evaluator watches native calls that capture makes (call_watched): a Python function that native code runs
+// meanwhile (an `__eq__` of a list's element, a `__hash__`, an `__index__`) is given to the thread's interceptor, so
+// that it is interpreted, and what it reads is guarded. What merely happens meanwhile is no part of the program and
+// runs unwatched: finalizers of garbage, trace functions, audit hooks.
 //
-// There is one evaluator in an interpreter, and a debugger or torch.compile may put its own there, or back, at any moment and in any order. Each calls
-// the one that it found, so these calls could form a ring; ours is never part of one: a frame that comes back goes to CPython's own evaluator.
+// There is one evaluator in an interpreter, and a debugger or torch.compile may put its own there, or back, at any
+// moment and in any order. Each calls the one that it found, so these calls could form a ring; ours is never part of
+// one: a frame that comes back goes to CPython's own evaluator.
 //
-// Always holds: the evaluator is ours only while fw_hook_regions > 0, or until the next frame after another one has put it back; on a thread without a
-// region, under sys.settrace or sys.setprofile, for generators, coroutines, class bodies and throws, the earlier evaluator decides. `previous_evaluator`
-// is never our own. This file is the only one that knows CPython's frame layout.
-#define Py_BUILD_CORE 1
-#include <Python.h>
+// Always holds: the evaluator is ours only while fw_hook_regions > 0, or until the next frame after another one has
+// put it back; on a thread without a region, under a debugger, profiler or coverage tool (sys.settrace,
+// sys.setprofile, sys.monitoring), for generators, coroutines, class bodies and throws, the earlier evaluator
+// decides. `previous_evaluator` is never our own.
+#include "frame_layout.h"
 
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000 || defined(Py_GIL_DISABLED)  // before headers that may be others there
-#error "the frame hook knows CPython 3.11 to 3.14, with the global interpreter lock"
-#endif
-
-#include <frameobject.h>
 #include "entry.h"
 #include "stack.h"
-
-#include <internal/pycore_frame.h>
-#include <internal/pycore_interp.h>
-#if PY_VERSION_HEX >= 0x030E0000
-#include <internal/pycore_interpframe.h>
-#endif
-#include <opcode.h>
-
-#include <stdbool.h>
 
 int fw_hook_regions = 0;
 
 static __thread int depth = 0;                       // regions open on this thread; 0 while suspended
 static __thread PyCodeObject *skip_code = NULL;      // the next frame of this code is the eager run itself
 static _PyFrameEvalFunction previous_evaluator = NULL;  // whose place ours took; NULL: CPython's own
-static __thread struct _PyInterpreterFrame *handed = NULL;  // the frame that `previous_evaluator` has now
-static PyObject *probe = NULL;                       // a function that does nothing: whether its frame comes to ours tells who calls whom
+static __thread Frame *handed = NULL;  // the frame that `previous_evaluator` has now
+// A function that does nothing: whether its frame comes to ours tells who calls whom.
+static PyObject *probe = NULL;
 static __thread bool probed = false;                 // it came
-static __thread PyObject *frames = NULL;             // borrowed: the table of the compiler whose cache runs or opened the region; NULL: of no one
-static PyObject *policy = NULL;                      // policy(code, function) or policy(code, function, table) -> FrameCache or None
-static __thread PyObject *interceptor = NULL;        // owned; interceptor(function, locals) -> (result,), None or False, of this thread's capture
+// Borrowed: the table of the compiler whose cache runs or opened the region; NULL: of no one.
+static __thread PyObject *frames = NULL;
+// policy(code, function) or policy(code, function, table) -> FrameCache or None
+static PyObject *policy = NULL;
+// Owned; interceptor(function, locals) -> (result,), None or False, of this thread's capture.
+static __thread PyObject *interceptor = NULL;
 static __thread bool watching = false;               // inside call_watched, and not inside the interceptor
 static __thread int watched_from = 0;                // interruptions() where call_watched began
 static Py_ssize_t extra_index = -1;
@@ -71,23 +63,14 @@ static void free_record(void *pointer) {
 
 static Record *record_of(PyCodeObject *code) {
     void *found = NULL;
-#if PY_VERSION_HEX >= 0x030C0000
     if (PyUnstable_Code_GetExtra((PyObject *)code, extra_index, &found) == 0 && found != NULL) return found;
-#else
-    if (_PyCode_GetExtra((PyObject *)code, extra_index, &found) == 0 && found != NULL) return found;
-#endif
     Record *record = PyMem_Calloc(1, sizeof(Record));
     if (record == NULL) return NULL;
     record->next = records;
     record->link = &records;
     if (records != NULL) records->link = &record->next;
     records = record;
-#if PY_VERSION_HEX >= 0x030C0000
-    int failed = PyUnstable_Code_SetExtra((PyObject *)code, extra_index, record);
-#else
-    int failed = _PyCode_SetExtra((PyObject *)code, extra_index, record);
-#endif
-    if (failed) {
+    if (PyUnstable_Code_SetExtra((PyObject *)code, extra_index, record)) {
         PyErr_Clear();
         free_record(record);
         return NULL;
@@ -103,79 +86,29 @@ int fw_hook_suspend(void) {
 
 void fw_hook_resume(int saved) { depth = saved; }
 
-static PyCodeObject *frame_code(struct _PyInterpreterFrame *frame) {
-#if PY_VERSION_HEX >= 0x030E0000
-    return _PyFrame_GetCode(frame);
-#elif PY_VERSION_HEX >= 0x030D0000
-    return (PyCodeObject *)frame->f_executable;
-#else
-    return frame->f_code;
-#endif
-}
-
-static PyObject *frame_function(struct _PyInterpreterFrame *frame) {
-#if PY_VERSION_HEX >= 0x030E0000
-    return PyStackRef_IsNull(frame->f_funcobj) ? NULL : PyStackRef_AsPyObjectBorrow(frame->f_funcobj);
-#elif PY_VERSION_HEX >= 0x030C0000
-    return frame->f_funcobj;
-#else
-    return (PyObject *)frame->f_func;
-#endif
-}
-
 static Py_ssize_t argument_slots(PyCodeObject *code) {
-    return code->co_argcount + code->co_kwonlyargcount + ((code->co_flags & CO_VARARGS) != 0) + ((code->co_flags & CO_VARKEYWORDS) != 0);
-}
-
-// What a local variable of the frame holds, borrowed.
-static PyObject *local(struct _PyInterpreterFrame *frame, Py_ssize_t slot) {
-#if PY_VERSION_HEX >= 0x030E0000
-    return PyStackRef_AsPyObjectBorrow(frame->localsplus[slot]);
-#else
-    return frame->localsplus[slot];
-#endif
-}
-
-// The frame's answer is `result` (NULL: an exception is set). 3.11: the caller clears the frame. Later the callee does, so the evaluator gets a frame
-// that is about to return `result`, or into which the exception is thrown before its first instruction.
-static PyObject *finish_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, PyObject *result) {
-#if PY_VERSION_HEX < 0x030C0000
-    (void)tstate;
-    (void)frame;
-    return result;
-#else
-    // Two units: the evaluator may look at the one before the instruction that it starts with.
-    static _Py_CODEUNIT return_value[2] = {{.op = {.code = RETURN_VALUE}}, {.op = {.code = RETURN_VALUE}}};
-    if (result == NULL) return _PyEval_EvalFrameDefault(tstate, frame, 1);
-#if PY_VERSION_HEX >= 0x030E0000
-    *frame->stackpointer++ = PyStackRef_FromPyObjectSteal(result);
-#else
-    frame->localsplus[frame->stacktop++] = result;
-#endif
-#if PY_VERSION_HEX >= 0x030D0000
-    frame->instr_ptr = &return_value[1];
-#else
-    frame->prev_instr = &return_value[0];
-#endif
-    return _PyEval_EvalFrameDefault(tstate, frame, 0);
-#endif
+    return code->co_argcount + code->co_kwonlyargcount + ((code->co_flags & CO_VARARGS) != 0) +
+           ((code->co_flags & CO_VARKEYWORDS) != 0);
 }
 
 // The policy's answer about a code object: a FrameCache or None, or NULL with an exception.
 static PyObject *ask_policy(PyCodeObject *code, PyObject *function, PyObject *table) {
     PyObject *ask = Py_NewRef(policy);
     int saved = fw_hook_suspend();
-    PyObject *answer = PyObject_CallFunctionObjArgs(ask, (PyObject *)code, function, table, NULL);  // a NULL table ends the arguments
+    // A NULL table ends the arguments.
+    PyObject *answer = PyObject_CallFunctionObjArgs(ask, (PyObject *)code, function, table, NULL);
     fw_hook_resume(saved);
     Py_DECREF(ask);
     if (answer != NULL && answer != Py_None && !fw_is_cache(answer)) {
-        PyErr_Format(PyExc_TypeError, "the hook's policy must return a FrameCache or None, not %.100s", Py_TYPE(answer)->tp_name);
+        PyErr_Format(PyExc_TypeError, "the hook's policy must return a FrameCache or None, not %.100s",
+                     Py_TYPE(answer)->tp_name);
         Py_CLEAR(answer);
     }
     return answer;
 }
 
-// The FrameCache of a code object in a compiler's table, the policy having been asked once. A new reference; NULL: none, or an exception is set.
+// The FrameCache of a code object in a compiler's table, the policy having been asked once. A new reference; NULL:
+// none, or an exception is set.
 static PyObject *cache_in_table(PyObject *table, PyCodeObject *code, PyObject *function) {
     PyObject *key = PyLong_FromVoidPtr(code);
     if (key == NULL) return NULL;
@@ -212,17 +145,11 @@ static PyObject *cache_at_code(PyCodeObject *code, PyObject *function) {
     return Py_XNewRef(record->cache);
 }
 
-static bool is_plain_function(PyCodeObject *code, PyObject *function, struct _PyInterpreterFrame *frame) {
-    const int wanted = CO_OPTIMIZED | CO_NEWLOCALS, unwanted = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
-    return (code->co_flags & wanted) == wanted && !(code->co_flags & unwanted) && frame->f_locals == NULL && function != NULL &&
-           PyFunction_Check(function);
-}
-
 // How deep this thread is in what the interpreter does by itself, in the middle of whatever runs.
 static int interruptions(PyThreadState *tstate) { return tstate->tracing + (tstate->interp->gc.collecting != 0); }
 
 // A frame that native code runs inside call_watched. False: it is left alone.
-static bool intercept(PyCodeObject *code, PyObject *function, struct _PyInterpreterFrame *frame, PyObject **result, bool *quiet) {
+static bool intercept(PyCodeObject *code, PyObject *function, Frame *frame, PyObject **result, bool *quiet) {
     if (!is_plain_function(code, function, frame)) return false;
     Record *record = record_of(code);
     if (record == NULL) return false;
@@ -234,7 +161,7 @@ static bool intercept(PyCodeObject *code, PyObject *function, struct _PyInterpre
     PyObject *locals = PyTuple_New(n);
     *result = NULL;
     if (locals == NULL) return true;
-    for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(locals, i, Py_NewRef(local(frame, i)));
+    for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(locals, i, Py_NewRef(frame_local(frame, i)));
     PyObject *ask = Py_NewRef(interceptor);
     watching = false;
     PyObject *answer = PyObject_CallFunctionObjArgs(ask, function, locals, NULL);
@@ -257,8 +184,8 @@ static bool intercept(PyCodeObject *code, PyObject *function, struct _PyInterpre
 }
 
 // The frame to whoever was there before; if that evaluator gives it back to ours, to CPython's own.
-static PyObject *hand_on(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag) {
-    struct _PyInterpreterFrame *before = handed;
+static PyObject *hand_on(PyThreadState *tstate, Frame *frame, int throwflag) {
+    Frame *before = handed;
     if (previous_evaluator == NULL || before == frame) return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
     handed = frame;
     PyObject *result = previous_evaluator(tstate, frame, throwflag);
@@ -266,9 +193,10 @@ static PyObject *hand_on(PyThreadState *tstate, struct _PyInterpreterFrame *fram
     return result;
 }
 
-static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag);
+static PyObject *evaluate(PyThreadState *tstate, Frame *frame, int throwflag);
 
-// Gives the place back, if it is ours, and gives the evaluator that has it now. One that came after us keeps it, and still calls ours, which hands on.
+// Gives the place back, if it is ours, and gives the evaluator that has it now. One that came after us keeps it, and
+// still calls ours, which hands on.
 static _PyFrameEvalFunction leave(void) {
     PyInterpreterState *interpreter = PyInterpreterState_Get();
     _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
@@ -283,24 +211,16 @@ static _PyFrameEvalFunction leave(void) {
 }
 
 // fw_cache_run for a frame: the frame keeps function and locals alive.
-static int run_cache(PyObject *cache, PyObject *function, struct _PyInterpreterFrame *frame, Py_ssize_t count, PyObject **result) {
-#if PY_VERSION_HEX >= 0x030E0000  // locals are tagged references
-    PyObject *few[32] = {NULL}, **locals = count <= 32 ? few : PyMem_New(PyObject *, count);
-    if (locals == NULL) {
-        PyErr_NoMemory();
-        *result = NULL;
-        return 1;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) locals[i] = local(frame, i);
+static int run_cache(PyObject *cache, PyObject *function, Frame *frame, Py_ssize_t count, PyObject **result) {
+    PyObject *few[32], **locals = frame_locals(frame, count, few);
+    *result = NULL;
+    if (locals == NULL) return 1;
     int done = fw_cache_run(cache, function, locals, count, result);
-    if (locals != few) PyMem_Free(locals);
+    if (own_locals(frame, locals, few)) PyMem_Free(locals);
     return done;
-#else
-    return fw_cache_run(cache, function, frame->localsplus, count, result);
-#endif
 }
 
-static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag) {
+static PyObject *evaluate(PyThreadState *tstate, Frame *frame, int throwflag) {
     if (fw_hook_regions == 0) {
         // Another evaluator has put ours back after we had gone, or still calls it.
         bool ours = _PyInterpreterState_GetEvalFrameFunc(tstate->interp) == evaluate;
@@ -323,14 +243,17 @@ static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *fra
         watching = true;
         return answer;
     }
-    if (depth == 0 || throwflag || tstate->c_tracefunc != NULL || tstate->c_profilefunc != NULL) return hand_on(tstate, frame, throwflag);
+    if (depth == 0 || throwflag || is_traced(tstate, code)) return hand_on(tstate, frame, throwflag);
     if (skip_code == code) {
         skip_code = NULL;
         return hand_on(tstate, frame, throwflag);
     }
     if (policy == NULL || !is_plain_function(code, function, frame)) return hand_on(tstate, frame, throwflag);
     PyObject *cache = frames != NULL ? cache_in_table(frames, code, function) : cache_at_code(code, function), *result;
-    if (cache == NULL) return PyErr_Occurred() && !fw_no_room() ? finish_frame(tstate, frame, NULL) : hand_on(tstate, frame, throwflag);
+    if (cache == NULL) {
+        bool failed = PyErr_Occurred() && !fw_no_room();
+        return failed ? finish_frame(tstate, frame, NULL) : hand_on(tstate, frame, throwflag);
+    }
     // The cache is ours, since a reset may drop it.
     PyCodeObject *skipped = skip_code;
     skip_code = NULL;
@@ -346,7 +269,8 @@ PyObject *fw_hook_enter_frames(PyObject *table) {
     return before;
 }
 
-// 1: frames come to our evaluator, although another one has the place; 0: they do not; -1: an exception (a signal's handler has raised).
+// 1: frames come to our evaluator, although another one has the place; 0: they do not; -1: an exception (a signal's
+// handler has raised).
 static int is_called(void) {
     probed = false;
     PyObject *none = PyObject_CallNoArgs(probe);
@@ -354,7 +278,8 @@ static int is_called(void) {
     return none == NULL ? -1 : probed;
 }
 
-// Has frames come to our evaluator. One that calls ours keeps the place: in front of it, ours would be put there again when that one has gone.
+// Has frames come to our evaluator. One that calls ours keeps the place: in front of it, ours would be put there
+// again when that one has gone.
 static int take_place(void) {
     PyInterpreterState *interpreter = PyInterpreterState_Get();
     for (;;) {
@@ -446,7 +371,8 @@ static PyObject *set_interceptor(PyObject *self, PyObject *callable) {
     return old != NULL ? old : Py_NewRef(Py_None);
 }
 
-// Another evaluator came meanwhile, on another thread: if it does not call ours, functions may have run that nobody was told of. `result` is consumed.
+// Another evaluator came meanwhile, on another thread: if it does not call ours, functions may have run that nobody
+// was told of. `result` is consumed.
 static PyObject *say_unwatched(PyObject *result) {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
@@ -538,7 +464,8 @@ static PyObject *hook_state(PyObject *self, PyObject *unused) {
     bool ours = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate;
     Py_ssize_t n = 0;
     for (Record *record = records; record != NULL; record = record->next) n += record->cache != NULL;
-    return Py_BuildValue("{s:O,s:i,s:i,s:n}", "installed", ours ? Py_True : Py_False, "regions", fw_hook_regions, "depth", depth, "caches", n);
+    return Py_BuildValue("{s:O,s:i,s:i,s:n}", "installed", ours ? Py_True : Py_False, "regions", fw_hook_regions,
+                         "depth", depth, "caches", n);
 }
 
 static PyObject *hook_cache(PyObject *self, PyObject *code) {
@@ -547,18 +474,15 @@ static PyObject *hook_cache(PyObject *self, PyObject *code) {
         PyErr_SetString(PyExc_TypeError, "hook_cache takes a code object");
         return NULL;
     }
-#if PY_VERSION_HEX >= 0x030C0000
     PyUnstable_Code_GetExtra(code, extra_index, &found);
-#else
-    _PyCode_GetExtra(code, extra_index, &found);
-#endif
     Record *record = found;
     return Py_NewRef(record != NULL && record->cache != NULL ? record->cache : Py_None);
 }
 
 static PyMethodDef functions[] = {
     {"call_eager", (PyCFunction)(void (*)(void))call_eager, METH_FASTCALL | METH_KEYWORDS,
-     "call_eager(fn, /, *args, **kwargs): calls fn with the frame hook on for this thread, so that the frames it runs are compiled."},
+     "call_eager(fn, /, *args, **kwargs): calls fn with the frame hook on for this thread, so that the frames it runs "
+     "are compiled."},
     {"call_paused", (PyCFunction)(void (*)(void))call_paused, METH_FASTCALL | METH_KEYWORDS,
      "call_paused(fn, /, *args, **kwargs): calls fn with the frame hook off for this thread."},
     {"call_handling", (PyCFunction)(void (*)(void))call_handling, METH_FASTCALL | METH_KEYWORDS,
@@ -566,24 +490,25 @@ static PyMethodDef functions[] = {
     {"traceback_frame", (PyCFunction)(void (*)(void))traceback_frame, METH_FASTCALL,
      "traceback_frame(code, globals) -> a frame that never runs, for a line of a traceback."},
     {"set_interceptor", set_interceptor, METH_O,
-     "set_interceptor(callable or None) -> the one before. interceptor(function, locals) -> (result,), or for all frames of this code None: run\n"
-     "natively; False: run natively, and so does what they call. interceptor(None, None) says that functions may have run without being offered."},
+     "set_interceptor(callable or None) -> the one before. interceptor(function, locals) -> (result,), or for all\n"
+     "frames of this code None: run natively; False: run natively, and so does what they call.\n"
+     "interceptor(None, None) says that functions may have run without being offered."},
     {"call_watched", (PyCFunction)(void (*)(void))call_watched, METH_FASTCALL | METH_KEYWORDS,
-     "call_watched(fn, /, *args, **kwargs): calls fn; Python functions that it runs are offered to this thread's interceptor."},
-    {"hook_region", hook_region, METH_O, "hook_region(True) opens an eager region on this thread, hook_region(False) closes it; they nest."},
-    {"hook_set_policy", set_policy, METH_O, "hook_set_policy(callable or None): policy(code, function) -> FrameCache or None (never), asked once a code."},
+     "call_watched(fn, /, *args, **kwargs): calls fn; Python functions that it runs are offered to this thread's "
+     "interceptor."},
+    {"hook_region", hook_region, METH_O,
+     "hook_region(True) opens an eager region on this thread, hook_region(False) closes it; they nest."},
+    {"hook_set_policy", set_policy, METH_O,
+     "hook_set_policy(callable or None): policy(code, function) -> FrameCache or None (never), asked once a code."},
     {"hook_reset", hook_reset, METH_NOARGS, "Forgets every code object's cache; the policy will be asked again."},
-    {"hook_state", hook_state, METH_NOARGS, "What the hook is doing, as a dict: installed, regions (all threads), depth (this thread), caches."},
+    {"hook_state", hook_state, METH_NOARGS,
+     "What the hook is doing, as a dict: installed, regions (all threads), depth (this thread), caches."},
     {"hook_cache", hook_cache, METH_O, "hook_cache(code) -> its FrameCache or None."},
     {NULL, NULL, 0, NULL},
 };
 
 int fw_hook_init(PyObject *module) {
-#if PY_VERSION_HEX >= 0x030C0000
     extra_index = PyUnstable_Eval_RequestCodeExtraIndex(free_record);
-#else
-    extra_index = _PyEval_RequestCodeExtraIndex(free_record);
-#endif
     if (extra_index < 0) {
         PyErr_SetString(PyExc_ImportError, "CPython has no code extra left for fusewright");
         return -1;

@@ -106,6 +106,22 @@ PyObject *set_handlers(PyObject *, PyObject *list) {
     return nullptr;
 }
 
+// Between the lock's answer and the call no handler runs: here is no Python code.
+PyObject *call_if_free(PyObject *, PyObject *const *args, Py_ssize_t n) {
+    if (n < 2) {
+        PyErr_SetString(PyExc_TypeError, "call_if_free takes a lock, a callable and its arguments");
+        return nullptr;
+    }
+    Held lock(Py_NewRef(args[0])), taken(PyObject_CallMethod(lock.get(), "acquire", "O", Py_False));
+    if (taken.get() != Py_True) return taken.release() == nullptr ? nullptr : Py_NewRef(Py_None);
+    PyObject *result = PyObject_Vectorcall(args[1], args + 2, n - 2, nullptr), *error = take_error();
+    Held released(PyObject_CallMethod(lock.get(), "release", nullptr));
+    if (error == nullptr) return released.get() == nullptr ? (Py_XDECREF(result), nullptr) : result;
+    PyErr_Clear();
+    raise_error(error);
+    return nullptr;
+}
+
 PyMethodDef functions[] = {
     {"set_raised_by_handler", set_raised_by_handler, METH_O,
      "set_raised_by_handler(callable): whether an exception comes out of a signal's handler."},
@@ -115,6 +131,9 @@ PyMethodDef functions[] = {
      "set_signal_handlers([(signal, expected, handler)]): puts each handler where `expected` is, even while signals "
      "come;\n"
      "raises what a handler has raised meanwhile. What the operating system knows of the signals stays."},
+    {"call_if_free", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_if_free)), METH_FASTCALL,
+     "call_if_free(lock, callable, *args) -> the callable's result, called while this thread holds the lock; None,\n"
+     "without waiting, where another thread holds it."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -20,8 +20,10 @@ import torch
 from torch import nn
 
 import fusewright
+from fusewright import _native
 from fusewright.background import WORKER, Worker
 from fusewright.base.errors import BackendError, InternalErrorWarning
+from fusewright.process import PROCESS
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,6 +56,64 @@ def test_calls_meanwhile_do_not_compile_again() -> None:
         torch.testing.assert_close(compiled(x), f(x))
     assert WORKER.wait(60)
     assert len(compiled.entries) == 1
+
+
+class Contended:
+    """A lock that another thread takes as soon as it is free, until it is asked to end. A `with` statement, which must
+    not come where calls do not wait, would wait for that thread."""
+
+    def __init__(self) -> None:
+        self.lock, self.ended, self.holders = threading.RLock(), threading.Event(), list[threading.Thread]()
+        self.acquire = self.lock.acquire
+
+    def hold(self, taken: threading.Event) -> None:
+        with self.lock:
+            taken.set()
+            self.ended.wait(60)
+
+    def release(self) -> None:
+        self.lock.release()
+        if not self.holders:
+            taken = threading.Event()
+            self.holders.append(threading.Thread(target=self.hold, args=(taken,)))
+            self.holders[0].start()
+            taken.wait(60)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_a_call_waits_for_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2).softmax(-1)
+
+    compiled, x, lock = background(f), torch.randn(20, 30), Contended()
+    monkeypatch.setattr(PROCESS, "lock", lock)
+    try:
+        for _ in range(3):  # the second finds the lock taken
+            started = time.monotonic()
+            torch.testing.assert_close(compiled(x), f(x))
+            assert time.monotonic() - started < 50 and lock.holders and not lock.ended.is_set()
+        torch.testing.assert_close(background(f)(x), f(x))
+    finally:
+        lock.ended.set()
+        assert WORKER.wait(60)
+    lock.holders[0].join(60)
+    torch.testing.assert_close(compiled(x), f(x))
+    assert len(compiled.entries) == 1
+
+
+def test_what_is_called_while_a_lock_is_held() -> None:
+    lock = threading.Lock()
+    with lock:
+        assert _native.call_if_free(lock, pytest.fail, "called") is None
+    assert _native.call_if_free(lock, lambda *given: (given, lock.locked()), 1, 2) == ((1, 2), True)
+    with pytest.raises(ZeroDivisionError):
+        _native.call_if_free(lock, lambda: 1 // 0)
+    assert not lock.locked()
 
 
 def test_other_sizes_become_dynamic_as_ever() -> None:

@@ -122,8 +122,8 @@ def test_the_pythons_are_the_same_everywhere() -> None:
     assert listed == ["3.11", "3.12", "3.13", "3.14"] and project["requires-python"] == ">=3.11,<3.15"
     workflow = (root / ".github" / "workflows" / "ci.yml").read_text()
     assert "python: [" + ", ".join(f'"{one}"' for one in listed) + "]" in workflow
-    hook = (root / "csrc" / "hook.c").read_text()
-    assert "PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000" in hook
+    frames = (root / "csrc" / "frame_layout.h").read_text()
+    assert "PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000" in frames
     program = "import sys; sys.version_info = (3, 15, 0); import fusewright"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}

@@ -194,31 +194,32 @@ class Compiler:
         when the backend failed, RecompileError under that stance. What else goes wrong in capture or compilation ends
         here, and the call runs eagerly.
         """
-        if self.settings["background"]:
-            if not PROCESS.lock.acquire(blocking=False):
-                return None  # something is being compiled in the background: this call does not wait for it
-            PROCESS.lock.release()
         # No Python code takes the lock: a signal's handler, or the end of the stack, could come between taking it and
         # noting so. Nor does it put anything back.
-        heard, entries = HandlersHeard(), compiled.entries
+        if self.settings["background"]:  # then a call does not wait for what another thread compiles
+            return _native.call_if_free(PROCESS.lock, self._miss_alone, compiled, function, values)
         with PROCESS.lock:
-            # torch.compile, where it calls what fusewright compiles, does not trace the compiler
-            watcher = _get_eval_frame()
-            try:
-                _set_eval_frame(None)
-                heard.listen()
-                made = self._miss(compiled, function, values)
-            except (Exception, Signal) as error:
-                made = None
-                self._failed(compiled, function, heard.raised.pop(0) if heard.raised else error)
-            finally:
-                _set_eval_frame(watcher)
-                _native.set_signal_handlers(heard.away)
-            if heard.raised:  # and something has taken it for an answer: no more is known than before
-                for entry in set(compiled.entries) - set(entries):
-                    compiled.remove(entry)
-                PROCESS.states.setdefault(compiled, FunctionState()).skipped = False
-                raise heard.raised.pop(0)
+            return self._miss_alone(compiled, function, values)
+
+    def _miss_alone(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        """`miss`, on the one thread that holds the lock."""
+        heard, entries, made = HandlersHeard(), compiled.entries, None
+        # torch.compile, where it calls what fusewright compiles, does not trace the compiler
+        watcher = _get_eval_frame()
+        try:
+            _set_eval_frame(None)
+            heard.listen()
+            made = self._miss(compiled, function, values)
+        except (Exception, Signal) as error:
+            self._failed(compiled, function, heard.raised.pop(0) if heard.raised else error)
+        finally:
+            _set_eval_frame(watcher)
+            _native.set_signal_handlers(heard.away)
+        if heard.raised:  # and something has taken it for an answer: no more is known than before
+            for entry in set(compiled.entries) - set(entries):
+                compiled.remove(entry)
+            PROCESS.states.setdefault(compiled, FunctionState()).skipped = False
+            raise heard.raised.pop(0)
         return made
 
     def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.native import native_entry_checks, native_hook_checks  # noqa: F401  (they enter their checks)
+from tests.native import native_entry_checks, native_hook_checks, native_neighbour_checks  # noqa: F401  (their checks)
 from tests.native.native_support import CHECKS
 
 __all__ = ["CHECKS"]

@@ -126,11 +126,12 @@ class InterpretedGenerator:
         return finished_by
 
     def _wrapper_only(self) -> bool:
-        """Whether the only handler here is the one that turns StopIteration into RuntimeError (3.12 wraps each body in
-        it)."""
-        info = self.frame.info
-        target = info.handlers[self.frame.pc - 1].target
-        return info.instructions[target].operand == "INTRINSIC_STOPITERATION_ERROR"
+        """Whether the only handlers here are the compiler's own: 3.12 wraps each body in one that turns StopIteration
+        into RuntimeError, and each `yield from` in one that hands on what is thrown."""
+        info, handler = self.frame.info, self.frame.info.handlers[self.frame.pc - 1]
+        while handler is not None and info.instructions[handler.target].name == "CLEANUP_THROW":
+            handler = info.handlers[handler.target]
+        return handler is None or info.instructions[handler.target].operand == "INTRINSIC_STOPITERATION_ERROR"
 
     def _delegate(self) -> Any:
         """The iterator that a suspended `yield from` delegates to."""

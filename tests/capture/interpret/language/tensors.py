@@ -365,7 +365,8 @@ def random_tensors():
     return f, [(x(),), (x(),)]
 
 
-@program("data-dependent-scalar", "data-dependent-branch", "outside-iterator")
+# loop-goes-on: from Python 3.12 on the comprehension's loop is the function's own
+@program("data-dependent-scalar", "data-dependent-branch", "outside-iterator", "loop-goes-on")
 def values_are_read():
     def f(x):
         n = int(x.sum())
