@@ -15,7 +15,7 @@ from __future__ import annotations
 from fusewright.base.records import dataclass, field
 
 RESULT = "__result"
-LET_GO = "__let_go"
+LET_GO = "# what only this instruction needed dies here"
 
 
 @dataclass(frozen=True, slots=True)
