@@ -343,3 +343,25 @@ def test_pickled_bytes_that_identity_or_order_decides_break(value: Any) -> None:
 
     with pytest.raises(GraphBreak):
         capture(f, (numbers(),))
+
+
+class Posing:
+    """Says that it is of another class, as a mock does."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self.cls
+
+
+@pytest.mark.parametrize("cls", [dict, list, tuple, type, torch.Tensor])
+def test_an_object_that_poses_as_another(cls: type) -> None:
+    posing = Posing(cls)
+
+    def f(x: torch.Tensor) -> Any:
+        held = {posing: x}
+        return held[posing] + 1, posing in held, (posing, 1) == (posing, 1), isinstance(posing, cls), hash(posing)
+
+    check(f, lambda: (numbers(),))

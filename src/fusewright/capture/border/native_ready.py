@@ -64,10 +64,15 @@ TRANSPARENT = (
 def for_native(world: World, value: Any) -> Any:
     """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and
     their subclasses."""
-    return _ready(world, value, set()) if isinstance(value, _NESTING) and world.has_stand_ins() else value
+    return _ready(world, value, set()) if _nests(value) and world.has_stand_ins() else value
 
 
 _NESTING = (OutsideDict, list, dict, tuple, collections.deque)
+
+
+def _nests(value: Any) -> bool:
+    """By the real type: what an object says its class is may be another (a mock's), and to ask it may run its code."""
+    return issubclass(type(value), _NESTING)
 
 
 def _ready(world: World, value: Any, seen: set[int]) -> Any:
@@ -78,9 +83,7 @@ def _ready(world: World, value: Any, seen: set[int]) -> Any:
         return value
     seen.add(id(value))
     if isinstance(value, tuple):
-        elements = tuple(
-            _ready(world, part, seen) if isinstance(part, _NESTING) else part for part in tuple.__iter__(value)
-        )
+        elements = tuple(_ready(world, part, seen) if _nests(part) else part for part in tuple.__iter__(value))
         return (
             _with_elements(world, value, elements)
             if any(map(operator.is_not, elements, tuple.__iter__(value)))
@@ -91,7 +94,7 @@ def _ready(world: World, value: Any, seen: set[int]) -> Any:
     )
     exchanged: dict[int, object] = {}
     for place, part in tuple(base.items(value) if isinstance(value, dict) else enumerate(base.__iter__(value))):
-        if isinstance(part, _NESTING):
+        if _nests(part):
             ready = _ready(world, part, seen)
             if ready is not part:
                 base.__setitem__(value, place, ready)

@@ -65,7 +65,7 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 def call_bound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """A bound builtin method."""
     name = fn.__name__
-    if isinstance(owner, type):
+    if issubclass(type(owner), type):
         return _on_class(tracer, fn, name, owner, args, kwargs)
     return _call(tracer, fn, name, owner, args, kwargs)
 

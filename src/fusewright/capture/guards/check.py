@@ -78,9 +78,9 @@ def evaluate(source: Source, locals: tuple[object, ...], function: types.Functio
 
 def _instance_dict(source: InstanceDict, locals: tuple[object, ...], function: types.FunctionType) -> object:
     base = evaluate(source.base, locals, function)
-    return (
-        type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else object.__getattribute__(base, "__dict__")
-    )
+    if issubclass(type(base), type):
+        return type.__dict__["__dict__"].__get__(base)
+    return object.__getattribute__(base, "__dict__")
 
 
 def _find_key(container: dict[Any, Any], key: object) -> object:

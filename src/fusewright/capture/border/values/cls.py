@@ -211,7 +211,7 @@ def getattr_super(world: World, proxy: Any, name: str) -> object:
             continue
         if not base.__flags__ & _IMMUTABLE:
             world.guard("IS", Item(where, name), found)
-        if isinstance(instance, type) and issubclass(instance, this) and instance is owner:
+        if issubclass(type(instance), type) and issubclass(instance, this) and instance is owner:
             return _bind_super_class(world, found, instance, name)
         return world.bind(found, instance, owner, name)
     raise UserException(AttributeError(f"'super' object has no attribute '{name}'", name=name, obj=proxy))
