@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import sys
 import time
 import traceback
 import types
@@ -32,7 +33,11 @@ def raised_by_handler(error: BaseException) -> bool:
     """Whether `error` comes out of a handler of the operating system's signals, which may run at any moment: it is the
     program's, wherever it was met."""
     # A handler that has raised is over; asked for its locals, a frame that still runs would hold on to them.
-    running = {id(frame) for frame, _ in traceback.walk_stack(None)}
+    running: set[int] = set()
+    caller: types.FrameType | None = sys._getframe()
+    while caller is not None:
+        running.add(id(caller))
+        caller = caller.f_back
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if id(frame) not in running)
     return any(map(_is_handlers, frames))
 
