@@ -92,8 +92,8 @@ static inline bool any_tool(const uint8_t *tools) {
 }
 #endif
 
-// Whether a debugger, a profiler or a coverage tool wants to hear of what the frame does (only Python code tells it), or
-// the frame is part of such a tool, or of an audit hook.
+// Whether a debugger, a profiler or a coverage tool wants to hear of what the frame does (only Python code tells it),
+// or the frame is part of such a tool, or of an audit hook.
 static inline bool is_traced(PyThreadState *tstate, PyCodeObject *code) {
     if (tstate->tracing != 0 || tstate->c_tracefunc != NULL || tstate->c_profilefunc != NULL) return true;
 #if PY_VERSION_HEX >= 0x030C0000  // sys.monitoring: for all code, or for this

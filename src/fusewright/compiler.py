@@ -257,12 +257,8 @@ class Compiler:
             )
         if len(entries) >= IDLE_VERSIONS and not state.works and type(compiled) is _native.FrameCache:
             state.skipped = True
-            self.notify(
-                Hint(
-                    name,
-                    f"{IDLE_VERSIONS} versions have no tensor operation: it runs eagerly for new cases from now on",
-                )
-            )
+            text = f"{IDLE_VERSIONS} versions have no tensor operation: it runs eagerly for new cases from now on"
+            self.notify(Hint(name, text))
             return None
         cost = self.costs.refusal(function.__code__)
         if cost is not None and now != "fail_on_recompile":
