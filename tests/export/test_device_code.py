@@ -67,6 +67,29 @@ def test_code_for_gpus_is_made_without_one(compiler, monkeypatch):
         device_code.written([broken], (80,))
 
 
+def test_what_the_assembler_prints_is_no_answer(compiler):
+    """It refuses an instruction that the architecture lacks, and prints so; the next kernel is made."""
+    pytest.importorskip("triton")
+    waiting = "    tl.inline_asm_elementwise('griddepcontrol.wait; // $0', '=r', [], tl.int32, False, 1)\n"
+    kernel = DeviceKernel(
+        "twice", f"{random.getrandbits(64):x}", "twice", TWICE, ("*fp32", "*fp32", "i64"), (0, 1), ("x", "y"), frozenset(), (),
+        (), 1, 4, 2, False,
+    )  # fmt: skip
+    newer = dataclasses.replace(kernel, key=f"{kernel.key} waits", text=TWICE + waiting)
+    with pytest.raises(fusewright.ExportError, match="kernel twice cannot be made for sm_80"):
+        device_code.written([newer], (80,))
+    assert device_code.written([newer], (90,))
+    assert device_code.written([kernel], (80,))
+
+
+def test_kernels_for_several_architectures_are_generated_for_the_oldest(monkeypatch):
+    monkeypatch.setattr(cuda_code, "processor", lambda index: Processor(90, 132))
+    for archs, oldest in (((), 90), ((90,), 90), ((90, 80), 80), ((100,), 90)):
+        with cuda_code.generating_for(archs):
+            assert cuda_code.target(0) == Processor(oldest, 132)
+    assert cuda_code.target(0) == Processor(90, 132)
+
+
 @pytest.mark.parametrize("targets", [("sm_80",), ("native", "sm_80")])
 def test_targets_of_another_kind_than_the_program_are_an_error(targets):
     _, program = exported()

@@ -116,9 +116,8 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
         groups.setdefault(home(kernel, plan.buffers).index or 0, []).append(kernel)
     made: dict[str, DeviceKernel] = {}
     for index, group in groups.items():
-        processor = cuda_code.processor(index)
-        codes = generate(group, plan.buffers, processor, tiles)
-        cuda_code.request(codes.values(), processor.arch)
+        codes = generate(group, plan.buffers, cuda_code.target(index), tiles)
+        cuda_code.request(codes.values(), cuda_code.processor(index).arch)
         made.update(codes)
     return made
 
@@ -132,7 +131,7 @@ def with_fused_attention(plan: Plan) -> Plan:
         if device.type != "cuda" or cuda_code.triton_version() is None:
             return False
         try:
-            generate([kernel], buffers, cuda_code.processor(device.index or 0))
+            generate([kernel], buffers, cuda_code.target(device.index or 0))
         except Unsupported:
             return False
         return True
@@ -146,7 +145,7 @@ def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
     ends = time.perf_counter() + seconds
     for device in sorted({buffer.device for buffer in plan.buffers.values() if buffer.device.type == "cuda"}, key=str):
         index = device.index or 0
-        processor = cuda_code.processor(index)
+        processor = cuda_code.target(index)
         tuner = GpuAutotuner(tuned.plan, device, processor, machine_text(index))
         more = tune(tuned.plan, processor, device, Budget(tuner, records, ends))
         tuned = Tuned(more.plan, tuned.tiles | more.tiles, tuned.answers + more.answers, tuned.unasked + more.unasked)

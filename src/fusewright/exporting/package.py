@@ -231,7 +231,7 @@ def _versions(
     request = _request(program, sizes)
     waiting: list[dict[str, int]] = [{}]
     made: list[Version] = []
-    with alone(), torch.no_grad():
+    with alone(), torch.no_grad(), cuda_code.generating_for(archs):
         for fixed in waiting:  # grows
             compiling = _Compiling(request, program, settings, name, target, archs)
             version, ones = compiling.version(fixed)

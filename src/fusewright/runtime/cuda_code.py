@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import torch
 from fusewright import _native
 from fusewright.base.errors import CacheWarning, warn
 from fusewright.base.options import cache_folder, environment
-from fusewright.base.records import dataclass, field
+from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
 from fusewright.runtime.cache import (
     KERNEL_FOLDER,
@@ -65,6 +66,26 @@ def processor(index: int) -> Processor:
     """The GPU of that number."""
     properties = torch.cuda.get_device_properties(index)
     return Processor(properties.major * 10 + properties.minor, properties.multi_processor_count)
+
+
+_oldest: ContextVar[int | None] = ContextVar("oldest", default=None)
+
+
+@contextlib.contextmanager
+def generating_for(archs: Iterable[int]) -> Iterator[None]:
+    """Within, kernels are generated such that GPUs of all these architectures run them; none: this machine's do."""
+    token = _oldest.set(min(archs, default=None))
+    try:
+        yield
+    finally:
+        _oldest.reset(token)
+
+
+def target(index: int) -> Processor:
+    """What kernels for the GPU of that number are generated for: that GPU, without what an older one that they are for
+    as well (`generating_for`) lacks."""
+    own, oldest = processor(index), _oldest.get()
+    return own if oldest is None or oldest >= own.arch else replace(own, arch=oldest)
 
 
 @functools.cache
@@ -106,7 +127,7 @@ def path_of(key: str, arch: int, ptx: bool = False) -> Path:
 
 def machine_text(*gpus: int) -> str:
     """What a plan for the GPUs of these numbers depends on."""
-    return f"{_surroundings()} {[processor(index) for index in gpus]}"
+    return f"{_surroundings()} {[target(index) for index in gpus]}"
 
 
 # --- the compiler process ---------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class GpuAutotuner:
     def request(self, candidates: Sequence[Candidate]) -> None:
         for candidate in candidates:
             try:
-                cuda_code.request(self._codes(candidate).values(), self.processor.arch)
+                cuda_code.request(self._codes(candidate).values(), cuda_code.processor(self.device.index or 0).arch)
             except Unsupported:
                 continue  # `prepare` says so
 

@@ -276,6 +276,35 @@ def test_settings_are_put_back_after_a_capture() -> None:
         torch.set_grad_enabled(True)
 
 
+@pytest.mark.parametrize("level", ["aten", "torch"])
+def test_what_an_operator_sets_is_no_effect_of_the_program(level: str) -> None:
+    """PyTorch chooses the order of attention's kernels at the first attention on a GPU, for good."""
+    usual = torch._C._get_sdp_priority_order()
+    other = usual[::-1]
+
+    def shape(x: torch.Tensor) -> torch.Tensor:
+        torch._C._set_sdp_priority_order(other)
+        return torch.empty_like(x)
+
+    def f(x: torch.Tensor) -> Any:
+        return operator(x) + 1
+
+    with torch.library._scoped_library("fusewright_test", "DEF") as library:
+        library.define("chooses(Tensor x) -> Tensor")
+        library.impl("chooses", torch.clone, "CPU")
+        library.impl("chooses", shape, "Meta")
+        operator = torch.ops.fusewright_test.chooses
+        try:
+            frame = capture(f, (numbers(),), level=level)
+            assert torch._C._get_sdp_priority_order() == other
+            assert not frame.effects
+            torch._C._set_sdp_priority_order(usual)
+            run(frame, f, (numbers(),))
+            assert torch._C._get_sdp_priority_order() == usual
+        finally:
+            torch._C._set_sdp_priority_order(usual)
+
+
 def test_an_outside_iterator_is_not_advanced() -> None:
     def f(iterator: Any, x: torch.Tensor) -> Any:
         return x + next(iterator)

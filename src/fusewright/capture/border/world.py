@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
@@ -564,7 +565,9 @@ class World:
             what = "__torch_function__ or saved tensors" if self.disablers else "recorded warnings"
             what = "NumPy's treatment of errors" if self.error_states else what
             raise GraphBreak("open-context", f"a context of {what} is open across a graph break")
-        now, then = context.snapshot(), self.state
+        now, then = context.snapshot(self.settings_changed), self.state
+        if not self.settings_changed:  # an operator may have: PyTorch orders the kernels of attention at its first one
+            now = replace(now, settings=then.settings)
         if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
         return now
@@ -575,7 +578,7 @@ class World:
         for contexts in (self.disablers, self.inference_guards, self.error_states):
             while contexts:
                 contexts.pop().__exit__(None, None, None)
-        context.leave(self.state)
+        context.leave(self.state, self.settings_changed)
 
     def forget(self) -> None:
         """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have

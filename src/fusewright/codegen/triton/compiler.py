@@ -18,7 +18,7 @@ import selectors
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MAGIC = b"fusewright-cubin-2\n"
 
@@ -93,9 +93,9 @@ def _work(job: dict[str, Any]) -> str:
     return ""
 
 
-def _answer(job: dict[str, Any], error: str) -> None:
-    sys.stdout.write(json.dumps({"path": job["path"], "error": error}) + "\n")
-    sys.stdout.flush()
+def _answer(answers: IO[str], job: dict[str, Any], error: str) -> None:
+    answers.write(json.dumps({"path": job["path"], "error": error}) + "\n")
+    answers.flush()
 
 
 def _child(job: dict[str, Any]) -> tuple[int, int]:
@@ -116,6 +116,8 @@ def _child(job: dict[str, Any]) -> tuple[int, int]:
 
 def serve(limit: int) -> None:
     """Answers jobs until standard input ends; at most `limit` at a time."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Triton and the assembler print is no answer
     load_library()
     waiting: collections.deque[dict[str, Any]] = collections.deque()
     running: dict[int, tuple[dict[str, Any], int]] = {}  # by pipe
@@ -146,7 +148,7 @@ def serve(limit: int) -> None:
             ) as answer:  # a child writes once, at its end: what is left to read comes at once
                 error = answer.read().decode(errors="replace")
             _, status = os.waitpid(child, 0)
-            _answer(job, error or ("" if status == 0 else f"the compiler process ended with status {status}"))
+            _answer(answers, job, error or ("" if status == 0 else f"the compiler process ended with status {status}"))
 
 
 if __name__ == "__main__":

@@ -93,17 +93,18 @@ def changes(before: TorchState, after: TorchState) -> list[tuple[Callable[..., o
     return steps
 
 
-def restore(before: TorchState) -> None:
-    """Puts the settings back as they were."""
-    for function, args in changes(snapshot(), before):
+def restore(before: TorchState, whole: bool = True) -> None:
+    """Puts the settings back as they were; without `whole`, those of the process stay."""
+    for function, args in changes(snapshot(whole), before):
         function(*args)
 
 
-def leave(before: TorchState) -> None:
-    """Puts the settings back as they were, and takes off the function modes that were put on since."""
+def leave(before: TorchState, whole: bool = True) -> None:
+    """Puts the settings back as they were, and takes off the function modes that were put on since. whole: of
+    `restore`."""
     while torch._C._len_torch_function_stack() > len(before.function_modes):
         torch._C._pop_torch_function_stack()
-    restore(before)
+    restore(before, whole)
 
 
 _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
