@@ -267,7 +267,10 @@ def main() -> int:
         words = [sys.executable, "-m", "benchmarks.gpu_kernels", *sys.argv[1:], "--worker"]
         started = [subprocess.Popen([*words, f"{number}:{folder}"]) for number in range(PROCESSES)]
         for one in started:
-            one.wait()
+            try:
+                one.wait(max(START + options.seconds - time.time(), 0))
+            except subprocess.TimeoutExpired:  # it still compiles
+                one.kill()
         lines = (Path(folder) / "records").read_text().splitlines()
     order = {name: place for place, name in enumerate(ROWS)}
     latest = {one["kernel"]: one for one in map(json.loads, lines)}

@@ -91,6 +91,8 @@ struct Driver {
     Result (*pool_allocate)(void **memory, size_t bytes, void *pool, void *stream);
     Result (*pool_free)(void *memory, void *stream);
     Result (*launch_with)(const Config *config, void *function, void **parameters, void **extra);
+    Result (*is_capturing)(void *stream, int *status);  // of CUDA 10
+    Result (*capture_mode)(int *mode);                  // this thread's, given and taken; of CUDA 10.1
 };
 
 struct DriverRow {
@@ -131,6 +133,8 @@ constexpr DriverRow kDriverRows[] = {
     FW_ROW(pool_allocate, "cuMemAllocFromPoolAsync", false),
     FW_ROW(pool_free, "cuMemFreeAsync", false),
     FW_ROW(launch_with, "cuLaunchKernelEx", false),
+    FW_ROW(is_capturing, "cuStreamIsCapturing", false),
+    FW_ROW(capture_mode, "cuThreadExchangeStreamCaptureMode", false),
 };
 #undef FW_ROW
 

@@ -72,7 +72,9 @@ FW_API fw_status fw_output(const fw_package *package, size_t entry, size_t outpu
 FW_API fw_status fw_run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
                         fw_tensor *outputs, size_t output_count);
 /* The same on a stream (CUstream, cudaStream_t) of the program's GPU, without waiting for it: inputs must stay as they
- * are until the stream has come so far. Errors of kernels are told by whoever waits for the stream. */
+ * are until the stream has come so far. Errors of kernels are told by whoever waits for the stream. A stream that is
+ * recorded into a graph may be given after a first call; the memory of a recorded call, its results' too, stays until
+ * the process ends, since the graph may be started at any time. */
 FW_API fw_status fw_run_on(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count,
                            fw_tensor *outputs, size_t output_count, void *stream);
 /* Moves a result to memory of the CPU, where it is not there yet. Waits for it. */

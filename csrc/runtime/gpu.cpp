@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <set>
 #include <sstream>
 
 namespace fw {
@@ -18,6 +17,7 @@ std::map<int32_t, std::unique_ptr<Gpu>> opened;  // never closed: memory of the 
 
 constexpr int kPinned = 1, kOnDevice = 1;   // CUmemAllocationType, CUmemLocationType
 constexpr int kPoolReleaseThreshold = 4;    // CUmemPool_attribute
+constexpr int kRelaxed = 2;                 // CUstreamCaptureMode
 constexpr int kOwnFeatures = 90;            // from here on code is for its own architecture only: sm_90a
 
 // How good code for `arch` is on a GPU of architecture `own`; 0: it does not run there. As exporting/device_code.py has
@@ -136,11 +136,29 @@ void Gpu::check(cuda::Result result, const std::string &what) const {
     if (result != 0) fail(cuda::describe(what, result), result == cuda::kNoMemory ? FW_MEMORY : FW_RUN);
 }
 
+bool Gpu::is_recorded(void *stream) const {
+    const cuda::Driver &driver = cuda::driver();
+    int status = 0;
+    if (stream == nullptr || driver.is_capturing == nullptr || driver.capture_mode == nullptr) return false;
+    return driver.is_capturing(stream, &status) == 0 && status != 0;
+}
+
 void *Gpu::allocate(int64_t bytes, void *stream) const {
     void *made = nullptr;
     const std::string what = std::to_string(bytes) + " bytes on the GPU";
     if (bytes < 0) fail("no memory for " + what, FW_MEMORY);
     size_t size = bytes < 1 ? 1 : size_t(bytes);
+    if (is_recorded(stream)) {
+        // Memory of a pool would be a node of the graph, which PyTorch takes for memory of no GPU.
+        int mode = kRelaxed;
+        check(cuda::driver().capture_mode(&mode), what);
+        cuda::Result result = cuda::driver().allocate(&made, size);
+        check(cuda::driver().capture_mode(&mode), what);
+        check(result, what);
+        std::lock_guard<std::mutex> guard(mutex_);
+        recorded_.insert(made);
+        return made;
+    }
     check(pool_ == nullptr ? cuda::driver().allocate(&made, size)
                            : cuda::driver().pool_allocate(&made, size, pool_, stream),
           what);
@@ -148,7 +166,12 @@ void *Gpu::allocate(int64_t bytes, void *stream) const {
 }
 
 void Gpu::free(void *memory, void *stream) const noexcept {
-    if (memory == nullptr || cuda::driver().push_context(context_) != 0) return;
+    if (memory == nullptr) return;
+    {
+        std::lock_guard<std::mutex> guard(mutex_);
+        if (recorded_.count(memory) != 0) return;
+    }
+    if (cuda::driver().push_context(context_) != 0) return;
     void *context = nullptr;
     if (pool_ == nullptr) cuda::driver().free(memory);
     else cuda::driver().pool_free(memory, stream);

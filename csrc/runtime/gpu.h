@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <set>
 
 #include "../cuda_driver.h"
 #include "file.h"
@@ -26,6 +28,7 @@ class Gpu {
     void *thread_stream() const;
 
     void check(cuda::Result result, const std::string &what) const;
+    // While the stream is recorded into a graph, memory that stays to the end: the graph may run at any time.
     void *allocate(int64_t bytes, void *stream) const;
     void free(void *memory, void *stream) const noexcept;
     void upload(void *target, const void *source, int64_t bytes, void *stream) const;
@@ -44,6 +47,9 @@ class Gpu {
     int32_t index_, arch_ = 0;
     int device_ = 0;
     void *context_ = nullptr, *pool_ = nullptr;
+    bool is_recorded(void *stream) const;
+    mutable std::mutex mutex_;
+    mutable std::set<void *> recorded_;  // memory that a recorded graph uses, as long as anybody may start it
 };
 
 // While alive, the GPU's context is current on this thread. Nothing for null.

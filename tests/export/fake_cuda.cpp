@@ -130,8 +130,15 @@ SHOW int cuLaunchKernelEx(const Config *config, void *function, void **parameter
     fake_early++;
     return start(function, config->grid[0], config->block[0], config->shared, parameters);
 }
+SHOW int fake_recorded = 0;  // the number of the stream that is recorded into a graph
+static int capture_mode = 0;
+SHOW int cuStreamIsCapturing(void *stream, int *status) {
+    return *status = fake_recorded != 0 && stream == reinterpret_cast<void *>(intptr_t(fake_recorded)), 0;
+}
+SHOW int cuThreadExchangeStreamCaptureMode(int *mode) { return std::swap(*mode, capture_mode), 0; }
 SHOW int cuMemAlloc_v2(void **made, size_t bytes) {
     ENTER;
+    if (fake_recorded != 0 && capture_mode != 2) return refused("memory while a stream is recorded");
     if (++fake_allocations == fake_fails) return 2;
     *made = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     std::memset(*made, 0x7b, bytes);  // what was there before
