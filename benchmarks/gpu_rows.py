@@ -337,7 +337,6 @@ TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "ALBERT": ("Albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "DeBERTa": ("DebertaV2", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "T5": ("T5", {"num_layers": 6, "use_cache": False}),
-    "Mamba": ("Mamba", {"hidden_size": 768}),
 }  # fmt: skip
 
 

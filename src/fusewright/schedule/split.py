@@ -147,11 +147,14 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
         return tuple(sorted((*((rest[k], count) for k, count in _cut(columns, options, dear) or ()), (run, extent))))
     outer = estimate(product(axis.extent for axis in operation.axes))
     reduced = estimate(product(axis.extent for axis in operation.reduced))
+    along_outer = options.lanes > 1 and _along_outer(operation)
     smallest, least_points = options.smallest_chunk, options.chunk_points
+    if options.row_chunk and not along_outer:
+        smallest = options.row_chunk
     if options.gathered_chunk and any(load.bindings for load in survey([operation.value]).loads):
         smallest, least_points = options.gathered_chunk, 16 * options.gathered_chunk
     chunks = options.chunks
-    if options.lanes > 1 and _along_outer(operation):
+    if along_outer:
         outer = -(-outer // options.lanes)
         smallest //= 4
         # A block of columns ends with a sum across its threads: by a fifth, fewer and longer ones are quicker, of what
