@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+
+from fusewright.backends import agreement
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +88,14 @@ def test_a_rank_that_dies_gives_the_groups_own_error(case: str, tmp_path: Path) 
     text, seconds = json.loads((tmp_path / "0.json").read_text())
     assert text.startswith(("RuntimeError", "DistBackendError", "DistNetworkError")), text
     assert seconds < 30
+
+
+def test_graphs_on_the_processes_own_gpus_are_alike() -> None:
+    def digest(*devices: str) -> str:
+        graph = torch.fx.Graph()
+        made = [graph.call_function(torch.ops.aten.zeros.default, ([2],), {"device": torch.device(d)}) for d in devices]
+        graph.output(tuple(made))
+        return agreement.digest(graph)
+
+    assert digest("cuda:0", "cuda:0") == digest("cuda:1", "cuda:1") != digest("cuda:0", "cuda:1")
+    assert digest("cuda:0", "cuda:1") == digest("cuda:1", "cuda:0") != digest("cpu", "cuda:0")

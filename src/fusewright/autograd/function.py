@@ -133,6 +133,7 @@ _native.configure_differentiable(
     laid_out,
     torch.Tensor,
     torch.nn.Parameter,
+    _CompiledNatively._backward_cls,  # type: ignore[attr-defined]
 )
 
 

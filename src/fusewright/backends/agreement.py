@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -37,7 +38,7 @@ def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None], whole: 
     """Compares the collectives of the graph of `name` with those of the other processes. `tell`: takes what a user
     should know. `whole`: the graphs are compared, too; gives whether all processes have asked for that, and have the
     same (a recompile: had, when they were asked)."""
-    text = hashlib.sha256(print_graph(graph, locations=False).encode()).hexdigest() if whole else ""
+    text = digest(graph) if whole else ""
     alike = whole
     by_group: dict[str, list[Collective]] = {}
     for one in collectives_of(graph):
@@ -58,6 +59,14 @@ def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None], whole: 
             known.append((opened, whole, before))
         alike &= bool(before)
     return alike
+
+
+def digest(graph: torch.fx.Graph) -> str:
+    """Of the graph as each process would have it on its own GPU."""
+    numbers: dict[str, str] = {}
+    text = print_graph(graph, locations=False)
+    text = re.sub(r"cuda:\d+", lambda found: numbers.setdefault(found[0], f"cuda:{len(numbers)}"), text)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _c10d() -> Any:

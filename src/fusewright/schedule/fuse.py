@@ -322,12 +322,14 @@ class Fuser:
             if not recipe.inner:
                 lanes.add(group.lane)
                 continue
-            if outer < options.min_parallel and max(nest.points() for nest in group.nests) > options.small_points:
+            rows = max(options.small_points, outer * options.whole_row)
+            columns = max(options.small_points, outer * options.whole_column)
+            if outer < options.min_parallel and max(nest.points() for nest in group.nests) > rows:
                 return False
             sunk = {lane_of(nest, recipe) for nest in group.nests}
             if "outer" in sunk and (
                 other.flat
-                or (outer // VECTOR < options.min_parallel and group.nests[0].points() > options.small_points)
+                or (outer // VECTOR < options.min_parallel and group.nests[0].points() > columns)
             ):
                 return False
             if "outer" in sunk and self._stores_outside(group, other) and self._too_many_rows(group, other, recipe):

@@ -19,15 +19,15 @@ class ScheduleOptions:
 
     lanes: outer points that a machine handles at once where neighbouring elements lie along the outer axes (a GPU's
     block of columns), and held_rows: rows of them that it holds; smallest_chunk: reduced points of a chunk below which
-    another one does not pay, row_chunk: the same where they are neighbours in memory, gathered_chunk: the same where
-    values are read through an index (each point then waits for memory: shorter chunks pay, of small reductions too). 0:
-    no difference. max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory.
-    min_parallel: outer iterations below which a kernel cannot keep a machine busy. small_points: iterations so few that
-    parallelism does not matter. chunk_points: reduced points from which a reduction with little outer parallelism is
-    split. own_bytes: temporaries from this size on have memory of their own, from their first writer to their last
-    reader; None: all of them share one arena, which stays. max_horizontal: kernels of one parallel region;
-    horizontal_bytes: new memory that a kernel in such a region may write, at the sizes of the call that is compiled for
-    (examples).
+    another one does not pay; gathered_chunk: the same where values are read through an index (each point then waits for
+    memory: shorter chunks pay, of small reductions too). 0: no difference. max_buffers, max_statements: bounds of one
+    kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations below which a kernel cannot
+    keep a machine busy. small_points: iterations so few that parallelism does not matter; whole_row: neighbours in
+    memory that one program takes as soon as several and another kernel would (a GPU's), whole_column: the same of what
+    lies apart. chunk_points: reduced points from which a reduction with little outer parallelism is split. own_bytes:
+    temporaries from this size on have memory of their own, from their first writer to their last reader; None: all of
+    them share one arena, which stays. max_horizontal: kernels of one parallel region; horizontal_bytes: new memory that
+    a kernel in such a region may write, at the sizes of the call that is compiled for (examples).
     """
 
     fusion: bool = True
@@ -40,7 +40,8 @@ class ScheduleOptions:
     chunk_points: int = 64 * 1024
     chunks: int = 64
     smallest_chunk: int = 2048
-    row_chunk: int = 0
+    whole_row: int = 0
+    whole_column: int = 0
     gathered_chunk: int = 0
     lanes: int = 1
     held_rows: int = 0

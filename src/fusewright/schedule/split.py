@@ -148,11 +148,10 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
     outer = estimate(product(axis.extent for axis in operation.axes))
     reduced = estimate(product(axis.extent for axis in operation.reduced))
     along_outer = options.lanes > 1 and _along_outer(operation)
+    whole = 0 if along_outer else options.whole_row
     smallest, least_points = options.smallest_chunk, options.chunk_points
-    if options.row_chunk and not along_outer:
-        smallest = options.row_chunk
     if options.gathered_chunk and any(load.bindings for load in survey([operation.value]).loads):
-        smallest, least_points = options.gathered_chunk, 16 * options.gathered_chunk
+        smallest, least_points, whole = options.gathered_chunk, 16 * options.gathered_chunk, 0
     chunks = options.chunks
     if along_outer:
         outer = -(-outer // options.lanes)
@@ -162,7 +161,7 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
         if not dear:
             chunks = min(chunks, max(chunks // 2, outer * (reduced // LONG_COLUMN)))
     points = estimate(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
-    if outer >= options.min_parallel or points < least_points or reduced < 2 * smallest:
+    if outer >= options.min_parallel or points < least_points or reduced < max(2 * smallest, whole + 1):
         return None
     wanted = min(chunks, reduced // smallest)
     if options.lanes > 1:

@@ -496,3 +496,13 @@ class Lazies(nn.Module):
 def lazy_modules(m, x):
     torch.manual_seed(0)
     return m(x)
+
+
+@program()
+def a_tensor_where_no_iterable_is_meant(x):
+    """Its rows could be iterated, but these keep it as it is."""
+    made = dict.fromkeys("ab", x), collections.OrderedDict.fromkeys({"c": 1}, x)
+    joined = functools.reduce(lambda a, b: (*a, b), [1, 2], (x,)), sum([x, x], x), max([], default=x), next(iter([]), x)
+    kept = collections.deque([1])
+    kept.append(x)
+    return *made, {}.fromkeys([3], x), *joined, kept, {}.setdefault("a", x), getattr(3, "missing", x), x * 2

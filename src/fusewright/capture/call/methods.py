@@ -398,11 +398,8 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
     if name == "__setattr__":
         return classes.setattr_class(world, owner, *args)
     if owner.__module__ in ("builtins", "collections") or owner in call_support.PURE_CLASSES:
-        return native(
-            fn,
-            *(call_support.native_iterable(world, value) if type(value) not in SCALARS else value for value in args),
-            **kwargs,
-        )
+        first = [value if type(value) in SCALARS else call_support.native_iterable(world, value) for value in args[:1]]
+        return native(fn, *first, *args[1:], **kwargs)
     if name in ("__instancecheck__", "__subclasscheck__") and classes.lookup(type, name).__get__(owner) == fn:
         return native(issubclass, world.type_of(args[0]), owner) if name == "__instancecheck__" else native(fn, *args)
     if issubclass(owner, type) or (isinstance(fn.__self__, type) and _definer(type(owner), name) is type):
