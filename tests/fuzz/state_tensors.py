@@ -71,7 +71,7 @@ TENSOR_KINDS: tuple[Kind, ...] = (
     *(Kind(f"views of one memory, {label}", "t$I,u$I", "b$I = torch.arange(12.0); t$I = b$I[:6]; u$I = b$I[6:]", read,
            ("u$I = b$I[3:9]", "u$I = b$I[6:]", "u$I = b$I[:6]", "u$I = t$I", "u$I = t$I.view(6)", "t$I = b$I[::2]; u$I = b$I[1::2]", "t$I = b$I[:6].view(2, 3); u$I = b$I[6:].view(2, 3)", "u$I = b$I[0].expand(6)",
             "u$I = torch.arange(6.0)", "t$I = torch.arange(6.0)", "u$I = t$I.flip(0)", "t$I = b$I.as_strided((6,), (1,), 2)", "u$I = b$I[6:].detach()", "b$I.data = torch.zeros(12)", "u$I.data = t$I.data", "u$I = torch.arange(6.0)[:6]", "t$I.set_(u$I)",
-            "b$I.untyped_storage().resize_(0); b$I.untyped_storage().resize_(48); b$I.fill_(1)", "t$I = torch.arange(6.0, requires_grad=True)", "u$I = b$I[6:].double()", "t$I = b$I[:6].view(torch.int32)"), steady=False)
+            "b$I.untyped_storage().resize_(0); b$I.untyped_storage().resize_(b$I.nbytes); b$I.fill_(1)", "t$I = torch.arange(6.0, requires_grad=True)", "u$I = b$I[6:].double()", "t$I = b$I[:6].view(torch.int32)"), steady=False)
       for label, read in (
           ("one written", "(t$I.mul_(2), u$I + 1)[1]"), ("both written", "(t$I.add_(1), u$I.mul_(2), t$I + u$I)[2]"), ("copied", "t$I.copy_(u$I) + u$I"), ("a view written", "(t$I[..., 1:].add_(1), t$I.sum() + u$I.sum())[1]"),
           ("returned", "(t$I, u$I[..., :2], t$I.view(-1))"), ("out", "torch.add(t$I, 1, out=u$I).sum()"), ("kept", "(LOG.append(t$I[..., :2]), u$I.add_(1))[1]"), ("detached", "(t$I.detach().mul_(2), u$I * t$I)[1]"), ("compared", "(t$I is u$I, (t$I == u$I).all())"),

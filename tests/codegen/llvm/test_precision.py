@@ -93,3 +93,27 @@ def test_a_step_takes_what_eager_has_rounded(name: str) -> None:
 
     x = torch.randint(0, 256, (3, 40000), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(fusewright.compile(function)(x), function(x))
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_step_takes_what_eager_has_scaled_and_added(name: str, sign: int) -> None:
+    """A scaled operand is not rounded before it is added, a product beside it is: torchvision's blending of images."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        r, g, b = x.unbind(0)
+        grey = r.mul(0.2989).add_(g, alpha=0.587).sub_(b, alpha=-0.114 * sign)
+        return STEPS[name](r.mul(1.4).add_(grey.floor_(), alpha=-0.4).clamp_(0, 255))
+
+    x = torch.randint(0, 256, (3, 40000), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(fusewright.compile(function)(x), function(x))
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_step_takes_what_eager_has_rounded_to_a_half(name: str, dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return STEPS[name](x * 1.1)
+
+    x = torch.randint(0, 256, (40000,), generator=torch.Generator().manual_seed(0)).to(dtype) * 0.875
+    assert torch.equal(fusewright.compile(function)(x), function(x))

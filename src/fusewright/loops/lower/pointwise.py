@@ -66,11 +66,19 @@ def _register_unary() -> None:
     for name in SAME_UNARY:
         lowers(name)(lambda call, self, name=name: elementwise(call, _applied(name), (self,)))
     for name in ROUNDING:
-        lowers(name)(lambda call, self, name=name: elementwise(call, lambda x: _rounded(name, x), (self,)))
+        lowers(name)(lambda call, self, name=name: elementwise(call, lambda x: _whole(name, self, x), (self,)))
 
 
-def _rounded(name: str, x: Expression) -> Expression:
-    return ex.apply(name, x, dtype=x.dtype) if x.dtype.is_floating_point else x
+def _whole(name: str, of: Value, x: Expression) -> Expression:
+    return _step(name, of, x) if x.dtype.is_floating_point else x
+
+
+def _step(name: str, of: Any, *args: Expression) -> Expression:
+    """A half is rounded first: what has near results for near arguments is computed in float32, but this has not."""
+    first, *rest = args
+    if isinstance(of, Value) and of.dtype in ex.HALF and first.dtype is torch.float32:
+        first = ex.rounded(first, of.dtype)
+    return ex.apply(name, first, *rest, dtype=first.dtype)
 
 
 _register_unary()
@@ -85,7 +93,7 @@ def bitwise_not(call: Call, self: Value) -> Value:
 
 @lowers("frac")
 def frac(call: Call, self: Value) -> Value:
-    return elementwise(call, _applied("frac"), (self,))
+    return elementwise(call, lambda x: _step("frac", self, x), (self,))
 
 
 @lowers("sign", "sgn")
@@ -197,29 +205,32 @@ def angle_unit(call: Call, self: Value) -> Value:
 # --- two arguments ---------------------------------------------------------------------------------------------------
 
 
-def scaled(call: Call, other: Any, alpha: Any, dtype: torch.dtype) -> Expression:
-    value = operand(call, other, dtype)
-    return value if isinstance(alpha, (int, float)) and alpha == 1 else ex.mul(value, operand(call, alpha, dtype))
+def plus(call: Call, first: Any, second: Any, alpha: Any, minus: bool = False) -> Value:
+    """first + alpha * second, or their difference. A scaled float is not rounded before it is added, as in eager."""
+    dtype = computing((first, second))
+    a, b = operand(call, first, dtype), operand(call, second, dtype)
+    combine = ex.sub if minus else ex.either if dtype is torch.bool else ex.add
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return call.result(combine(a, b))
+    factor = operand(call, alpha, dtype)
+    if dtype.is_floating_point:
+        return call.result(ex.fused_multiply_add(b, ex.neg(factor) if minus else factor, a))
+    return call.result(combine(a, ex.mul(b, factor)))
 
 
 @lowers("add.Tensor", "add.Scalar")
 def add(call: Call, self: Value, other: Any, alpha: Any = 1) -> Value:
-    dtype = computing((self, other))
-    if dtype is torch.bool:
-        return call.result(ex.either(operand(call, self, dtype), scaled(call, other, alpha, dtype)))
-    return call.result(ex.add(operand(call, self, dtype), scaled(call, other, alpha, dtype)))
+    return plus(call, self, other, alpha)
 
 
 @lowers("sub.Tensor", "sub.Scalar")
 def sub(call: Call, self: Value, other: Any, alpha: Any = 1) -> Value:
-    dtype = computing((self, other))
-    return call.result(ex.sub(operand(call, self, dtype), scaled(call, other, alpha, dtype)))
+    return plus(call, self, other, alpha, minus=True)
 
 
 @lowers("rsub.Tensor", "rsub.Scalar")
 def rsub(call: Call, self: Value, other: Any, alpha: Any = 1) -> Value:
-    dtype = computing((self, other))
-    return call.result(ex.sub(operand(call, other, dtype), scaled(call, self, alpha, dtype)))
+    return plus(call, other, self, alpha, minus=True)
 
 
 @lowers("mul.Tensor", "mul.Scalar")
@@ -252,12 +263,12 @@ def floor_divide(call: Call, self: Value, other: Any) -> Value:
 
 @lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(call: Call, self: Any, other: Any) -> Value:
-    return elementwise(call, _applied("remainder"), (self, other))
+    return elementwise(call, lambda *args: _step("remainder", self, *args), (self, other))
 
 
 @lowers("fmod.Tensor", "fmod.Scalar")
 def fmod(call: Call, self: Value, other: Any) -> Value:
-    return elementwise(call, _applied("fmod"), (self, other))
+    return elementwise(call, lambda *args: _step("fmod", self, *args), (self, other))
 
 
 @lowers("atan2", "hypot", "nextafter", "copysign.Tensor", "copysign.Scalar")

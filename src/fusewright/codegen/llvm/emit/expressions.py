@@ -451,7 +451,7 @@ EMITTERS: dict[str, Emitter] = {
     "abs": _abs,
     "sign": _sign,
     "pow": _pow,
-    "fma": lambda b, node, args: b.fma(*args),
+    "fma": lambda b, node, args: b.intrinsic("fmuladd", *args),  # two roundings where the processor has no such unit
     "minimum": _extreme(largest=False),
     "maximum": _extreme(largest=True),
     "fmin": _number_extreme(largest=False),
