@@ -61,12 +61,13 @@ class CellStore:
 @dataclass(slots=True)
 class DeferredCall:
     """A call that may run after the graph (a print of constants, a warning), and the line that makes it, for
-    reports."""
+    reports. changes: what of the program it changes for good; empty for a call whose effect is elsewhere."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
     kwargs: dict[str, object]
     where: str = ""
+    changes: str = ""
 
 
 def registered_at_the_end(register: Callable[..., object], *args: object) -> RemovableHandle:
