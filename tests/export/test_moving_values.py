@@ -20,6 +20,7 @@ from tests.export.test_export import assert_same
 OWN_RANDOM = random.Random(3)
 OWN_GENERATOR = torch.Generator().manual_seed(3)
 OWN_ITERATOR = iter([1.0, 2.0, 3.0])
+WEIGHT = torch.ones(4, requires_grad=True)
 
 
 def timed(x):
@@ -50,6 +51,11 @@ def seeded(x):
 def asks_for_one(x):
     x = x + random.random()
     return (x * 2 if x.shape[0] == 1 else x + x), torch.ones(()) * time.time()
+
+
+def hooked(x):
+    WEIGHT.register_hook(lambda gradient: gradient * 2)
+    return x * WEIGHT
 
 
 PROGRAMS = [of_python, of_numpy, kept_state, seeded]
@@ -126,6 +132,7 @@ def test_a_batch_of_one_is_compared_by_equal_draws():
         (lambda x: x + OWN_RANDOM.random(), "random.Random of its own"),
         (lambda x: x + torch.rand(4, generator=OWN_GENERATOR), "changes a torch.Generator"),
         (lambda x: x * next(OWN_ITERATOR), "changes an iterator"),
+        (hooked, "changes the hooks of a tensor"),
         (lambda x: x[:, random.randrange(4)], "known only when the program runs"),
     ],
 )

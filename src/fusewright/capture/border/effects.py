@@ -107,10 +107,15 @@ class Effects:
         return self.slots.get((id(target), name))
 
     def defer(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], where: str = ""
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        where: str = "",
+        changes: str = "",
     ) -> None:
         """Notes a call to make after the graph."""
-        self.calls.append(DeferredCall(function, args, kwargs, where))
+        self.calls.append(DeferredCall(function, args, kwargs, where, changes))
 
     def exchanged(self, container: object, stand_ins: dict[int, object]) -> None:
         """A container holds other stand-ins (by the identity of those before) of the same objects: that is no
