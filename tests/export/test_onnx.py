@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -88,3 +91,29 @@ def test_the_backend_refuses_random_numbers() -> None:
     compiled = fusewright.compile(lambda x: torch.nn.functional.dropout(x, 0.5), backend="onnxrt")
     with torch.no_grad(), pytest.raises(fusewright.BackendError, match="random"):
         compiled(torch.ones(4))
+
+
+@torch.library.custom_op("fusewright_tests::no_onnx", mutates_args=())
+def no_onnx(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@no_onnx.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (lambda x: no_onnx(x), r"fusewright_tests\.no_onnx\.default"),
+        (lambda x: x + time.perf_counter(), r"time\.perf_counter\(\)"),
+        (lambda x: x + random.random(), r"random\.random\(\)"),
+        (lambda x: torch.from_numpy(np.sort(x.numpy())), r"numpy\.sort\(\)"),
+    ],
+)
+def test_an_operator_that_onnx_lacks_is_named_with_its_line(model: Any, named: str, tmp_path: Path) -> None:
+    program = fusewright.export(model, (torch.randn(3, 4),))
+    with pytest.raises(fusewright.ExportError, match=rf"no words for {named}") as found:
+        fusewright.to_onnx(program, tmp_path / "program.onnx")
+    assert Path(__file__).name in str(found.value)

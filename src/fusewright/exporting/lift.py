@@ -16,6 +16,7 @@ import torch.fx
 
 from fusewright.base.errors import ExportError
 from fusewright.base.records import dataclass, field
+from fusewright.exporting.text import call_text, line_text
 from fusewright.sizes.expressions import Dim, Expr, to_tuples
 from fusewright.sizes.tensor_type import TensorType
 
@@ -70,6 +71,7 @@ class _Lifter:
         self.made: dict[torch.fx.Node, Any] = {}
         self.leaves: dict[int, torch.fx.Node] = {}
         self.trees: dict[Any, Any] = {}
+        self.at: Any = None  # the node that is being copied
         self.order = sorted(
             [*inputs.items(), *((None, one) for one in extra)],
             key=lambda pair: (_ORDER.index(pair[1].kind), pair[1].target if pair[1].kind == "user" else 0),
@@ -86,6 +88,7 @@ class _Lifter:
                 self.leaves[one.target] = placeholder
         mutated: dict[torch.fx.Node, Any] = {}
         for node in self.old.nodes:
+            self.at = node
             if node.meta.get("epilogue"):
                 target, value = node.args[:2]
                 mutated[target] = self.made[value]
@@ -170,7 +173,11 @@ class _Lifter:
         if tree not in self.trees:
             if tree[0] == "sym":
                 if tree[1] not in self.sizes:
-                    raise ExportError(f"the program depends on {tree[1]}, which is no size of an input")
+                    raise ExportError(
+                        f"a size or a number of {call_text(self.at)} is known only when the program runs, and a "
+                        f"program computes with sizes of its arguments alone{line_text(self.at)}\n  what to do: pass "
+                        "the number as an argument, or keep it a tensor"
+                    )
                 leaf, dim = self.sizes[tree[1]]
                 made = self.new.call_function(aten.sym_size.int, (self.leaves[leaf], dim))
             else:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch.onnx
+
 from fusewright.backends.onnx_export import onnx_program
 from fusewright.base.errors import ExportError
 from fusewright.exporting.program import ExportedProgram, Signature
+from fusewright.exporting.text import call_text, line_text, target_text
 
 
 def to_onnx(program: Any, path: Any) -> None:
@@ -27,9 +30,28 @@ def to_onnx(program: Any, path: Any) -> None:
             raise ExportError(f"the program returns {record['target']!r}; an ONNX model returns tensors only")
     if not signature.results:
         raise ExportError("the program returns no tensor")
-    made = onnx_program(program.to_torch(), _names(signature.leaves))
+    try:
+        made = onnx_program(program.to_torch(), _names(signature.leaves))
+    except torch.onnx.OnnxExporterError as error:
+        raise ExportError(_unsaid(program, str(error))) from error
     _name_sizes(made.model, signature)
     made.save(path)
+
+
+def _unsaid(program: ExportedProgram, error: str) -> str:
+    """What is said of an error of PyTorch's exporter: the operator that it names, and the lines that call it."""
+    named = re.search(r"OpOverload\(op='([\w.]+)', overload='(\w+)'\)", error)
+    name = ".".join(named.groups()) if named else ""
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and target_text(node.target) == name]
+    if not name:
+        last = [line for line in error.splitlines() if line.startswith("<class")]
+        return f"PyTorch's exporter to ONNX refuses this program: {(last or [error])[0]}"
+    what = call_text(calls[0]) if calls else name
+    lines = "".join(dict.fromkeys(line_text(node) for node in calls))
+    return (
+        f"ONNX has no words for {what}{lines}\n  what to do: compute it outside of the program and pass the result, or "
+        f"write it as operators that ONNX has: program.run_decompositions({{torch.ops.{name}: function}})"
+    )
 
 
 def _name_sizes(model: Any, signature: Signature) -> None:

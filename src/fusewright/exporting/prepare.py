@@ -66,6 +66,24 @@ def _makes_own_layout(step: Step) -> bool:
     return step.target is not None and step.target.namespace not in ("aten", "prims")
 
 
+def _ends_with_own_layouts(prepacking: Prepacking) -> bool:
+    """Whether no step computes with what such a call gives."""
+    own: set[int] = set()
+
+    def reads_own(value: Any) -> bool:
+        if isinstance(value, (tuple, list)):
+            return any(map(reads_own, value))
+        return isinstance(value, Ref) and value.index in own
+
+    for number, step in enumerate(prepacking.steps, len(prepacking.inputs)):
+        reads = reads_own((step.args, step.kwargs))
+        if _makes_own_layout(step) or (reads and step.target is None and len(step.args) == 1):  # the value itself
+            own.add(number)
+        if (reads and number not in own) or (_makes_own_layout(step) and (reads or step.kwargs)):
+            return False
+    return True
+
+
 @dataclass(slots=True)
 class Preparation:
     """program: computes `values` results of the weights `inputs` (kind, name), which are its arguments. results: each
@@ -85,10 +103,10 @@ class Preparation:
 
 
 def preparation(version: Version, program: ExportedProgram, sizes: Mapping[str, int]) -> Preparation | None:
-    """The prepacking of `version` as a program; None where it has none, or a weight has gaps in memory. sizes: of the
-    example, by symbol."""
+    """The prepacking of `version` as a program; None where it has none, a weight has gaps in memory, or it goes on
+    computing with what another library's operator gives. sizes: of the example, by symbol."""
     prepacking = version.graph.prepacking
-    if prepacking is None:
+    if prepacking is None or not _ends_with_own_layouts(prepacking):
         return None
     kinds: Any = {"state": program.state, "constant": program.constants}
     inputs = [version.inputs[position] for position in prepacking.inputs]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 from torch.nn import functional
 
 from fusewright.base.errors import ExportError
@@ -20,6 +21,7 @@ from fusewright.codegen.call_plan_types import CCall, Guarded, KernelCall, Kerne
 from fusewright.codegen.llvm import target_of
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.exporting.program import ExportedProgram
+from fusewright.exporting.text import call_text, line_text
 from fusewright.graph.passes.library.linear_paths import Linear
 from fusewright.runtime.artifact import CompiledGraph
 from fusewright.select import generated_gemm
@@ -246,7 +248,9 @@ def check(name: str, made: CompiledGraph, program: torch.fx.Graph) -> None:
         if isinstance(step, (CCall, PythonCall)):
             what = step.symbol if isinstance(step, CCall) else step.target
             origin = step.origin or step.name
-            lines = "".join(f"\n  {line}" for line in _lines(program, origin))
+            called = _called(program, origin)
+            what = next((call_text(node) for node in called if node.target.namespace == "fusewright"), what)
+            lines = "".join(dict.fromkeys(line_text(node) for node in called))
             raise ExportError(f"{name} cannot stand alone: there is no generated kernel for {what} ({origin}){lines}")
     for step in steps:
         if isinstance(step, SlotStep) and step.kind == "mutate":
@@ -255,13 +259,11 @@ def check(name: str, made: CompiledGraph, program: torch.fx.Graph) -> None:
             raise ExportError(f"{name} cannot stand alone: its plan has a step {step!r:.80}")
 
 
-def _lines(program: torch.fx.Graph, origin: str) -> list[str]:
-    """The lines of the program's operators that a library call is named after."""
-    found: dict[str, None] = {}
-    for node in program.nodes:
-        schema = getattr(node.target, "_schema", None)
-        operator = None if schema is None else schema.name.partition("::")[2]
-        if operator is not None and origin.startswith(operator.lower()) and node.meta.get("location"):
-            places = node.meta["location"]
-            found[str(places[-1] if isinstance(places, (tuple, list)) else places)] = None
-    return list(found)
+def _called(program: torch.fx.Graph, origin: str) -> list[Any]:
+    """The program's operators that a library call is named after."""
+    return [
+        node
+        for node in program.nodes
+        if isinstance(node.target, OpOverload)
+        and origin.startswith(node.target._schema.name.partition("::")[2].lower())
+    ]

@@ -98,6 +98,22 @@ def location_text(node: torch.fx.Node) -> str:
     return f"{os.path.basename(shown.file)}:{shown.line} in {shown.function}" + (f": {line}" if line else "")
 
 
+def call_text(node: torch.fx.Node) -> str:
+    """What a node calls, as errors say it: `aten.sort.default`, or the function of Python's or NumPy's that one of this
+    library's own operators stands for."""
+    name = target_text(node.target)
+    if name.startswith("fusewright.") and node.args and isinstance(node.args[0], str):
+        function = node.args[0].partition("#")[0]
+        return f"{function}()" if "." in function else f"time.{function}()"
+    return name
+
+
+def line_text(node: torch.fx.Node) -> str:
+    """The user's line that a node came from, on a line of its own; or nothing."""
+    where = users_line(node.meta.get("location") or ()) or node.meta.get("location_text")
+    return f"\n  {where}" if where else ""
+
+
 def target_text(target: Any) -> str:
     """`aten.add.Tensor`."""
     if isinstance(target, OpOverload):

@@ -9,14 +9,28 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
+import torch
+import torch.fx
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError
 from fusewright.exporting.dims import Dim, Hint
-from fusewright.exporting.program import ExportedProgram, Signature, holds, size_value, zeros_of
+from fusewright.exporting.program import (
+    ExportedProgram,
+    Signature,
+    computing,
+    holds,
+    size_value,
+    steps_of,
+    zeros_of,
+)
 from fusewright.exporting.request import STAND_INS
+from fusewright.exporting.text import call_text, line_text
+from fusewright.operators import generator_states
+from fusewright.operators.rules import create
 
 
 def is_torch_program(model: Any) -> bool:
@@ -60,7 +74,50 @@ def to_torch(program: ExportedProgram) -> Any:
     module = program.module()
     module.fusewright_checks = False  # PyTorch's program has its own
     named = {**({"args": shapes[0]} if args else {}), **shapes[1]}
-    return exporter.export(module, args, kwargs, dynamic_shapes=named if any(dims) else None, strict=False)
+    _describe_own(program.graph)
+    steps, outputs = steps_of(program.graph)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    at: list[torch.fx.Node] = []
+
+    def noted(node: torch.fx.Node, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            at[:] = [node]
+            made = function(*args, **kwargs)
+            at.clear()
+            return made
+
+        return call
+
+    written = [(noted(node, one), *given) for node, (one, *given) in zip(nodes, steps, strict=True)]
+    module.fusewright_compute = computing(cast(Any, written), outputs)
+    try:
+        return exporter.export(module, args, kwargs, dynamic_shapes=named if any(dims) else None, strict=False)
+    except Exception as error:
+        where = "".join(f" at {call_text(node)}{line_text(node)}" for node in at)
+        said = str(error).strip().split("\n")[0]
+        said = f"{where}\n  {type(error).__name__}: {said}"
+        raise ExportError(f"PyTorch's exporter refuses this program{said}") from error
+
+
+_LIBRARY = torch.library.Library("fusewright", "FRAGMENT")
+_described: set[Any] = set()
+
+
+def _describe_own(graph: torch.fx.Graph) -> None:
+    """Tells PyTorch's tracing what those operators of this library's own give that may have no tensors as arguments."""
+    rules = {**{one: create.RULES[one] for one in (create.CLOCK, create.HOST_DRAW)}, **generator_states.RULES}
+    for operator in {node.target for node in graph.nodes} & (rules.keys() - _described):
+        if operator._schema.returns:
+            torch.library.register_fake(operator, _fake(rules[operator]), lib=_LIBRARY)
+        _described.add(operator)
+
+
+def _fake(rule: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    def fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+        kind = rule(*args, **kwargs)
+        return torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=kind.device)
+
+    return fake
 
 
 def examples_of(program: ExportedProgram) -> Any:

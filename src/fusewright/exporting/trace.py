@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from fusewright.base.errors import CannotFunctionalise, ExportError, GraphBreakError, describe_break
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.attempt import capture_frame
-from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.settings import CaptureOptions
 from fusewright.exporting import results
 from fusewright.exporting.dims import Dim, Hint
@@ -27,6 +26,7 @@ from fusewright.exporting.request import Request, memory_order, request_of, stan
 from fusewright.exporting.spec import container
 from fusewright.exporting.subclasses import flattened
 from fusewright.exporting.symbols import Captured, Symbols, line_of, symbols_of, unread_root
+from fusewright.exporting.text import call_text, line_text
 from fusewright.exporting.torch_programs import examples_of, is_torch_program, parts_of
 from fusewright.graph.builder import env_of
 from fusewright.graph.passes import run_passes
@@ -34,6 +34,7 @@ from fusewright.graph.passes.clean.dce import dce
 from fusewright.graph.passes.clean.functionalise import functionalise
 from fusewright.graph.passes.clean.specialise import specialise
 from fusewright.graph.passes.context import PassContext
+from fusewright.operators.host_draws import CLOCK, HOST_DRAW, foreseen, row_of
 from fusewright.process import PROCESS
 from fusewright.sizes.expressions import Symbol, free_symbols, substitute, symbol, to_tuples
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
@@ -73,7 +74,7 @@ def _export(
     with alone():
         captured = _capture(request, {})
         symbols = symbols_of(request, captured)
-        _refuse_effects(captured.frame)
+        _refuse_effects(captured)
         built = _Building(request, captured, symbols)
         program = built.program()
         _check_ones(request, captured, symbols, program)
@@ -174,12 +175,19 @@ def _capture(request: Request, fixed: dict[str, int]) -> Captured:
     return Captured(frame, graph, env, stand_ins, positions)
 
 
-def _refuse_effects(frame: CapturedFrame) -> None:
-    if frame.effects:
+def _refuse_effects(captured: Captured) -> None:
+    if captured.frame.effects:
         raise ExportError(
-            f"the program changes {frame.effects[0]} at each call, and a program changes nothing but tensors. Return "
-            "it, or keep it in a buffer."
+            f"the program changes {captured.frame.effects[0]} at each call, and a program changes nothing but tensors. "
+            "Return it, or keep it in a buffer."
         )
+    for node in () if captured.graph is None else captured.graph.nodes:
+        if node.target is HOST_DRAW and "#" in node.args[0]:
+            raise ExportError(
+                f"the program draws from a random.Random of its own ({call_text(node)}), which a program cannot hold"
+                f"{line_text(node)}\n  what to do: draw before the call and pass what was drawn, or draw from the "
+                "module random"
+            )
 
 
 # --- the program -----------------------------------------------------------------------------------------------------
@@ -429,4 +437,15 @@ def run_flat(program: ExportedProgram, leaves: list[Any]) -> list[Any]:
         leaves[record["target"]] if record["kind"] == "user" else sources[record["kind"]][record["target"]]
         for record in signature.inputs
     ]
-    return list(program.graph_module(*given))
+    return list(_Still(program.graph_module).run(*given))
+
+
+class _Still(torch.fx.Interpreter):
+    """Runs a graph with clocks that stand still, and generators of Python and NumPy that do not move."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is CLOCK:
+            return torch.zeros((), dtype=torch.float64)
+        if target is HOST_DRAW:
+            return torch.as_tensor(foreseen([args]), dtype=row_of(args[0]).dtype)
+        return super().call_function(target, args, kwargs)

@@ -6,6 +6,7 @@ Takes a functional graph on its way to code; gives it with such calls replaced. 
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -49,5 +50,10 @@ def run_with_grad_mode(graph: torch.fx.Graph) -> None:
     """Replaces the calls in place."""
     for node in graph.nodes:
         row = _ROWS.get(node.target) if node.op == "call_function" and not node.kwargs else None
-        if row is not None and node.args[_TRAIN[row]]:
+        if row is not None and node.args[_TRAIN[row]] and (row is mkldnn_rnn_layer_backward or _gives_workspace(node)):
             node.target = row
+
+
+def _gives_workspace(node: torch.fx.Node) -> bool:
+    """Whether anything reads the workspace; a graph without a backward leaves it."""
+    return any(user.target is not operator.getitem or user.args[1] == _WORKSPACE_OUT for user in node.users)

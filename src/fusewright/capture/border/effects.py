@@ -61,12 +61,13 @@ class CellStore:
 @dataclass(slots=True)
 class DeferredCall:
     """A call that may run after the graph (a print of constants, a warning), and the line that makes it, for
-    reports."""
+    reports. changes: what of the program it changes for good; empty for a call whose effect is elsewhere."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
     kwargs: dict[str, object]
     where: str = ""
+    changes: str = ""
 
 
 def registered_at_the_end(register: Callable[..., object], *args: object) -> RemovableHandle:
@@ -106,10 +107,15 @@ class Effects:
         return self.slots.get((id(target), name))
 
     def defer(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], where: str = ""
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        where: str = "",
+        changes: str = "",
     ) -> None:
         """Notes a call to make after the graph."""
-        self.calls.append(DeferredCall(function, args, kwargs, where))
+        self.calls.append(DeferredCall(function, args, kwargs, where, changes))
 
     def exchanged(self, container: object, stand_ins: dict[int, object]) -> None:
         """A container holds other stand-ins (by the identity of those before) of the same objects: that is no

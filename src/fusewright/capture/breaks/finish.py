@@ -183,6 +183,7 @@ def _changes(world: World, writes: list[Shadow]) -> Iterator[str]:
                 yield f"{namespace.source.text()}[{key!r}]"
     yield from (f".{store.name}" for store in world.effects.slots.values())
     yield from ("a variable of an enclosing function" for _ in world.effects.cells)
+    yield from (call.changes for call in world.effects.calls if call.changes)
 
 
 class _Contents:

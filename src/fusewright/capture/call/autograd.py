@@ -296,7 +296,7 @@ def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> An
         return native(register, tensor, hook)  # which raises
     handle = registered_at_the_end(register, tensor, hook)
     world.effects.hooked.add(id(tensor))
-    world.effects.defer(keep, (handle,), {})
+    world.effects.defer(keep, (handle,), {}, changes="the hooks of a tensor")
     return handle
 
 
@@ -333,7 +333,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     if world.outside(tensor) is not None:
         if not tensors.guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
             world.effects.hooked.add(id(tensor))
-            world.effects.defer(keep_gradient, (tensor,), {})
+            world.effects.defer(keep_gradient, (tensor,), {}, changes="the hooks of a tensor")
         return None
     if tracer.recorder.level != "aten":
         return world.torch_call(keep_gradient, (tensor,), {})  # type: ignore[no-any-return]

@@ -53,7 +53,7 @@ def set_state(world: World, generator: Generator, state: Any) -> None:
     _, _, written = world.generators[id(generator)]
     if world.outside(generator) is not None:
         if written is None:
-            written = DeferredCall(Generator.set_state, (generator, state), {})
+            written = DeferredCall(Generator.set_state, (generator, state), {}, changes="a torch.Generator")
             world.effects.calls.append(written)
         written.args = (generator, state)
     world.generators[id(generator)] = (generator, state, written)

@@ -110,7 +110,7 @@ def next_of(world: World, iterator: Any) -> Any:
         for other in world.iterators.values():
             if _parts(other.args[0]).keys() & {id(part) for part in (iterator, *_inner(iterator))}:
                 raise GraphBreak("outside-iterator", "two iterators of which one advances the other")
-        taken = world.iterators[id(iterator)] = DeferredCall(advance, (iterator, 0), {})
+        taken = world.iterators[id(iterator)] = DeferredCall(advance, (iterator, 0), {}, changes="an iterator")
         world.effects.calls.append(taken)
     count: Any = taken.args[1]
     written = {id(shadow.real) for shadow in world.effects.shadows if shadow.appended or changed(shadow)}
