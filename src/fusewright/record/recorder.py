@@ -36,7 +36,7 @@ from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
-from fusewright.record.torch_level import TorchLevel
+from fusewright.record.torch_level import AS_THEY_ARE, TorchLevel
 from fusewright.record.traced_tensor import NonLeaf, TracedTensor, is_leaf, make_traced, make_view
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, Symbol
@@ -80,8 +80,9 @@ class Recorder:
     gradients; None when one of them cannot be called again), freed (the program has run a backward that frees its
     graph), wrapped (tensors that wrap others enter or leave with a history), recompute (nodes recorded now are to be
     computed again by the backward: meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from
-    PyTorch's), unknown_shapes (results whose shape depends on data are recorded as long as nothing reads it). Set by
-    its options: data_shapes, data_numbers (sizes that depend on data are recorded), changes_level (see `lacks_form`).
+    PyTorch's), unknown_shapes (results whose shape depends on data are recorded as long as nothing reads it), changes
+    (how many operators of the last call write to an argument). Set by its options: data_shapes, data_numbers (sizes
+    that depend on data are recorded), changes_level (see `lacks_form`).
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Recorder:
         self.inputs: list[tuple[torch.fx.Node, object]] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.submodules: dict[str, torch.fx.GraphModule] = {}
-        self.op_count = self.user_code = 0
+        self.op_count = self.user_code = self.changes = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._torch_level = TorchLevel(self)
         self._last_placeholder: torch.fx.Node | None = None
@@ -299,6 +300,7 @@ class Recorder:
         if args and isinstance(args[0], TracedTensor):
             fn = refusals.refusing(fn)
         self.op_count += 1
+        self.changes = 0
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
         # are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
@@ -331,6 +333,9 @@ class Recorder:
             raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
         if self.refuse_unasked is not None:
             self.refuse_unasked(self, args, kwargs)
+        known = facts(func)
+        if known.written:
+            self.changes += 1
         if func in scalar_operands.OF_NUMBERS and isinstance(args[0], (bool, int, float, complex)):
             return scalar_operands.record_number(self, func, args[0], kwargs)
         special = SPECIAL.get(func)
@@ -338,7 +343,6 @@ class Recorder:
             return found
         if self.lines.active:
             self.here = self.lines.stack(self.here)
-        known = facts(func)
         if known.foreach:  # one operator for each tensor: scheduling finds out what the lists have in common
             with _RecordingMode(self):
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
@@ -507,6 +511,8 @@ class Recorder:
 
     def convert(self, value: object) -> tuple[object, object]:
         """(as a node argument, as a rule's argument)."""
+        if type(value) in AS_THEY_ARE:
+            return value, value
         if isinstance(value, torch.Tensor):
             if not isinstance(value, TracedTensor):
                 value = self.constant(value)

@@ -19,11 +19,14 @@ from torch.fx.node import map_aggregate
 
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
+from fusewright.graph.nodes import add_node
 from fusewright.operators.data_dependent import GIVES
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Relation, Sum
 from fusewright.sizes.symint import dim_of
 
+AS_THEY_ARE = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+"""Types of arguments that stand in a graph, at either level, as they are."""
 # What a torch-level graph can hold as an argument besides tensors, sizes and containers of them.
 NODE_ARGUMENTS = (
     int, float, complex, str, bytes, range, type(None), type(Ellipsis), type, torch.dtype, torch.device, torch.layout,
@@ -90,11 +93,13 @@ class TorchLevel:
         kind, target, args = torch_target(fn, args)
         node_args = tuple(self.argument(value) for value in args)
         node_kwargs = {name: self.argument(value) for name, value in kwargs.items()}
-        node = self.recorder.graph.create_node(kind, target, node_args, node_kwargs)  # type: ignore[arg-type]
+        node = add_node(self.recorder.graph, kind, target, node_args, node_kwargs)
         node.meta["location"] = self.recorder.location()
         return node
 
     def argument(self, value: object) -> object:
+        if type(value) in AS_THEY_ARE:
+            return value
         if isinstance(value, torch.Tensor):
             return self.recorder.convert(value)[0]
         if isinstance(value, torch.SymInt):
