@@ -29,7 +29,7 @@ from fusewright.capture.border.values import tensor_number
 from fusewright.capture.border.values.tensor import check_data
 from fusewright.capture.border.witness import Witness
 from fusewright.capture.border.world import World
-from fusewright.capture.breaks import cutting, finish
+from fusewright.capture.breaks import finish
 from fusewright.capture.bytecode.resume import CannotCut, Resumption
 from fusewright.capture.call import dispatch as calls
 from fusewright.capture.call.collectives import finish_collectives
@@ -215,6 +215,8 @@ class _Attempt:
         return self.tracer.world.load(real, Local(slot, name))
 
     def _cut(self, frame: Frame) -> Continuation:
+        from fusewright.capture.breaks import cutting  # lazy: a frame without breaks does without
+
         self.reached = True
         assert self.broken is not None
         try:
