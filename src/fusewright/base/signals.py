@@ -80,7 +80,9 @@ class Heard:
 
 
 class Signal(BaseException):
-    """Base of the signals."""
+    """Base of the signals. takes_larger: what it ended had taken sizes of 1 to be larger ones."""
+
+    takes_larger = False
 
 
 READS_OF_DATA = frozenset({"data-dependent-branch", "data-dependent-scalar", "data-dependent-shape"})
