@@ -80,9 +80,8 @@ class Recorder:
     gradients; None when one of them cannot be called again), freed (the program has run a backward that frees its
     graph), wrapped (tensors that wrap others enter or leave with a history), recompute (nodes recorded now are to be
     computed again by the backward: meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from
-    PyTorch's), unknown_shapes (results whose shape depends on data are recorded as long as nothing reads it), changes
-    (how many operators of the last call write to an argument). Set by its options: data_shapes, data_numbers (sizes
-    that depend on data are recorded), changes_level (see `lacks_form`).
+    PyTorch's), unknown_shapes (results of unknown shape are recorded as long as nothing reads it), changes (arguments
+    that the last call wrote to). Options: data_shapes, data_numbers (sizes that depend on data), changes_level.
     """
 
     def __init__(
@@ -112,12 +111,10 @@ class Recorder:
         self.freed = self.wrapped = self.recompute = self.retains = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
-        self.data_shapes = self.data_numbers = False
+        self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False
         self.ask_number: Any = None  # an AskNumber
-        self.changes_level = False
         # (version of the tensor, what nonzero or item gave for it)
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
-        self.unknown_shapes = False
         self.speculation: Speculation | None = None  # set by the capture
         # collectives that the program has begun and not waited for: what it holds, and what waiting does
         self.collectives: list[tuple[object, Callable[[], None], bool]] = []
@@ -283,7 +280,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._depth += 1
-        self.here = self.location()
+        self.here, self.changes = self.location(), 0
         self._grad_mode = torch.is_grad_enabled()
         if self._grad_mode:
             self.lines.note(self.here)
@@ -300,7 +297,6 @@ class Recorder:
         if args and isinstance(args[0], TracedTensor):
             fn = refusals.refusing(fn)
         self.op_count += 1
-        self.changes = 0
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
         # are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
@@ -323,7 +319,6 @@ class Recorder:
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
-            node.meta["example_value"] = result
             self._torch_level.adopt(result, node)
         return result
 
@@ -334,8 +329,7 @@ class Recorder:
         if self.refuse_unasked is not None:
             self.refuse_unasked(self, args, kwargs)
         known = facts(func)
-        if known.written:
-            self.changes += 1
+        self.changes += len(known.written)
         if func in scalar_operands.OF_NUMBERS and isinstance(args[0], (bool, int, float, complex)):
             return scalar_operands.record_number(self, func, args[0], kwargs)
         special = SPECIAL.get(func)

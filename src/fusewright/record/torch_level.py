@@ -124,6 +124,7 @@ class TorchLevel:
 
     def adopt(self, result: object, node: torch.fx.Node) -> None:
         """Give the traced tensors in a torch-level call's result their nodes."""
+        node.meta["example_value"] = result
         if isinstance(result, TracedTensor):
             if result.recorder is not self.recorder:
                 return  # a body gives back a tensor of the graph around it, which keeps its node there
@@ -147,7 +148,7 @@ class TorchLevel:
         if isinstance(item, TracedTensor) and item.node is not None:
             return  # an argument that comes back
         found = self.recorder.graph.create_node("call_function", operator.getitem, (node, key))  # type: ignore
-        found.meta.update(example_value=item, location=node.meta["location"])
+        found.meta["location"] = node.meta["location"]
         self.adopt(item, found)
 
     def check(self, relations: Sequence[Relation]) -> None:
@@ -156,9 +157,7 @@ class TorchLevel:
 
     def record(self, fn: Callable[..., object], args: Sequence[object], made: tuple[object, ...]) -> None:
         """A call whose results are known."""
-        node = self.call(fn, args, {})
-        node.meta["example_value"] = made
-        self.adopt(made, node)
+        self.adopt(made, self.call(fn, args, {}))
 
     def size(self, d: Dim) -> torch.fx.Node | int:
         """The torch-level node that computes a size from the size placeholders, or reads it from a result."""
