@@ -59,11 +59,11 @@ from fusewright.decorators import (
     substitute_in_graph,
     wrap_numpy,
 )
-from fusewright.exporting.dims import Dim
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 from fusewright.tools import logs as _logs
 
-if TYPE_CHECKING:  # these are imported when they are asked for, by _LAZY: a start does without the tools
+if TYPE_CHECKING:  # these are imported when they are asked for, by _LAZY: a start does without them
+    from fusewright.exporting.dims import Dim
     from fusewright.tools.bench import benchmark
     from fusewright.tools.bundle import load_cache_artifacts, save_cache_artifacts
     from fusewright.tools.check import check
@@ -135,6 +135,7 @@ __all__ = [
 
 
 _LAZY = {
+    "Dim": "fusewright.exporting.dims",
     "benchmark": "fusewright.tools.bench",
     "check": "fusewright.tools.check",
     "explain": "fusewright.tools.explain",

@@ -46,6 +46,9 @@ onnx_programs = _Lazy("fusewright.exporting.onnx_programs")
 logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
 progress = _Lazy("fusewright.tools.progress")
 
+MANY_OBJECTS = 10_000
+"""A walk over so many costs more than a millisecond."""
+
 Callee = TypeVar("Callee", bound=Callable[..., Any])
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -66,15 +69,19 @@ class CompileArguments(TypedDict, total=False):
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
+def _no_collections(imports: bool = False) -> Iterator[None]:
     """What is made meanwhile stays (the compiler's import: 100,000 objects; a captured program), and on its account
-    Python's collector would walk the whole heap, several times."""
+    Python's collector would walk the whole heap, several times. imports: nothing of the program's runs meanwhile, so
+    what is made, if it is much, goes to the oldest generation unseen, and what is young of the program's goes along."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
+            if imports and gc.get_count()[0] > MANY_OBJECTS and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -141,7 +148,7 @@ def compile(
         raise OptionError(
             f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}"
         )
-    with _no_collections():
+    with _no_collections(imports=True):
         _subscribe()
         # This resolves the backend, so that a wrong name fails here and not at the first call.
         made = compiler.Compiler(settings, _listener(settings))

@@ -24,7 +24,6 @@ import torch
 import torch.utils.checkpoint
 
 from fusewright import _native, forking
-from fusewright.autograd.record import record_backward
 from fusewright.backends.agreement import agree
 from fusewright.backends.registry import Backend, GraphToCompile, check_arguments, resolve
 from fusewright.background import WORKER
@@ -127,6 +126,10 @@ def _guard_texts(guards: tuple[Guard, ...]) -> tuple[str, ...]:
 
 def _is_buffer(source: Source) -> bool:
     return isinstance(source, Item) and isinstance(source.base, Item) and source.base.key == "_buffers"
+
+
+def record_backward(*what: Any) -> Any:
+    return importlib.import_module("fusewright.autograd.record").record_backward(*what)  # lazy: inference does without
 
 
 def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:

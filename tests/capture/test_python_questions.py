@@ -436,3 +436,51 @@ def test_fields_of_a_format() -> None:
         return found
 
     check(question, {"shown": Shown})
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_fields_of_classes_that_change(backend: str) -> None:
+    """A table of fields is read again when the program, or anybody between calls, has written to it."""
+
+    @dataclasses.dataclass
+    class Pair:
+        a: int = 1
+        b: dataclasses.InitVar[int] = 2
+        c: typing.ClassVar[int] = 3
+
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> Any:
+            return {} if name == "__dataclass_fields__" else super().__getattribute__(name)
+
+    @dataclasses.dataclass
+    class Odd(metaclass=Meta):
+        a: int = 1
+
+    def names(one: Any) -> Any:
+        try:
+            return [(field.name, field.default) for field in dataclasses.fields(one)]
+        except TypeError as error:
+            return str(error)
+
+    def program(x: torch.Tensor, write: bool) -> Any:
+        @dataclasses.dataclass
+        class Inside:
+            d: int = 4
+
+        if write:
+            del Pair.__dataclass_fields__["a"]
+        return x + 1, [names(one) for one in (Pair, Pair(0), Odd, Odd(), Inside, Inside(), int, 5)]
+
+    seen = []
+    for engine in ("eager", "compiled"):
+        run: Any = program if engine == "eager" else fusewright.compile(program, backend=backend)
+        table, kept, rows = Pair.__dataclass_fields__, dict(Pair.__dataclass_fields__), []
+        rows.append(run(torch.ones(2), False)[1])
+        table["e"] = dataclasses.fields(Odd())[0] if dataclasses.fields(Odd()) else table["a"]
+        rows.append(run(torch.ones(2), False)[1])
+        rows.append(run(torch.ones(2), True)[1])
+        rows.append(run(torch.ones(2), False)[1])
+        table.clear()
+        table.update(kept)
+        seen.append(rows)
+    assert seen[0] == seen[1]

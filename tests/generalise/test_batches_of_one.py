@@ -316,3 +316,19 @@ def test_draws_that_nobody_reads(name: str) -> None:
             one(x)
             after.append(torch.get_rng_state())
         assert torch.equal(*after), shape
+
+
+@pytest.mark.parametrize("rows, captures", [(1, 2), (2, 1)])
+def test_what_cannot_be_captured_is_tried_again_only_where_a_batch_of_1_was_taken_to_be_larger(
+    rows: int, captures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(x: torch.Tensor) -> None:
+        y = x * 2
+        raise ValueError(len(y))
+
+    tried: list[Any] = []
+    capture = fusewright.compiler.capture_frame
+    monkeypatch.setattr(fusewright.compiler, "capture_frame", lambda *args: tried.append(args) or capture(*args))
+    with pytest.raises(ValueError, match=str(rows)):
+        fusewright.compile(program, dynamic=True)(torch.randn(rows, 3))
+    assert len(tried) == captures

@@ -94,7 +94,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrainingGraphs]]:
     original = graph_cache.training_graphs
     monkeypatch.setattr(graph_cache, "training_graphs", listed)
     monkeypatch.setattr(graph_cache, "RECORDED", "cpu")
-    monkeypatch.setattr(graph_cache, "Gpu", Machine)
+    monkeypatch.setattr(training_graphs, "Gpu", Machine)
     monkeypatch.setattr(training_graphs, "unsafe_reason", lambda plan, **options: "")
     STATE.clear()
     yield found

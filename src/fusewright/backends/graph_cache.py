@@ -31,7 +31,7 @@ from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
-from fusewright.runtime import cuda_code, launch
+from fusewright.runtime import launch
 from fusewright.runtime.artifact import (
     ArtifactError,
     CompiledGraph,
@@ -42,15 +42,14 @@ from fusewright.runtime.artifact import (
     on_gpus,
 )
 from fusewright.runtime.cache import Claim
-from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.host import host_text, needs, runs_here, store
 from fusewright.runtime.parameters import with_prepacking
-from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
 from fusewright.sizes.expressions import Expr, Relation, from_tuples, to_tuples
 from fusewright.sizes.shape_env import ShapeEnv
 
 if TYPE_CHECKING:
     from fusewright.backends.pipeline import Generated
+    from fusewright.runtime.training_graphs import TrainingGraphs
 
 IRRELEVANT = frozenset(
     {"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"}
@@ -155,7 +154,11 @@ def load_plan(
     if target != "native" and not runs_here(*needs(target)):
         raise OptionError(f"option 'target': code for {target} does not run on this machine")
     kernels = {(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}
-    on_gpu = cuda_code.load(kernels, to_compile.tell_kernel)
+    on_gpu: dict[str, Any] = {}
+    if kernels:
+        from fusewright.runtime import cuda_code  # lazy, as all that only a GPU needs
+
+        on_gpu = cuda_code.load(kernels, to_compile.tell_kernel)
     limit = to_compile.settings["arena_limit_mib"] << 20
     plan = replace(plan, name=name)
     made = launch.load_with_code(plan, compiled.code, more=on_gpu, arena_limit=limit, labels=labels)
@@ -175,7 +178,11 @@ def _recorded(to_compile: GraphToCompile, made: Any, plan: CallPlan) -> Any:
         _hint(to_compile.notify, to_compile.function, f"no CUDA graph: it is trained ({asks})")
         return made
     if to_compile.backward is not None:
+        from fusewright.runtime.training_graphs import Half
+
         return Half(made, plan)
+    from fusewright.runtime.cudagraphs import Recorder
+
     return Recorder(made, plan, partial(_hint, to_compile.notify, to_compile.function))
 
 
@@ -185,6 +192,8 @@ def _hint(notify: Callable[[Event], None], function: str, text: str) -> None:
 
 def with_draws(plan: Callable[..., Any], draws: tuple[Callable[[], torch.Tensor], ...]) -> Callable[..., Any]:
     """The plan of a graph whose last inputs are drawn anew at each call."""
+    from fusewright.runtime.training_graphs import Half
+
     return (
         replace(plan, draws=draws)
         if isinstance(plan, Half)
@@ -197,6 +206,8 @@ def training_graphs(
 ) -> TrainingGraphs | None:
     """Both halves of a joint graph behind CUDA graphs, if they are plans for a GPU in a mode that records. `saved`: see
     joint.Split."""
+    from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
+
     if not isinstance(forward, Half) or not isinstance(backward, Half):
         return None
     index = max((slot.device_index for slot in forward.call_plan.slots if slot.device == "cuda"), default=0)
@@ -220,7 +231,11 @@ def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[str, tuple[
     if made is None:
         return None
     options = {key: value for key, value in settings.options.items() if key not in IRRELEVANT}
-    gpus = cuda_code.machine_text(*made.gpus) if made.gpus else ""
+    gpus = ""
+    if made.gpus:
+        from fusewright.runtime import cuda_code
+
+        gpus = cuda_code.machine_text(*made.gpus)
     env = env_of(graph)
     # What passes may take for granted: sizes that are guarded to be 2 or more, and those that may be 1.
     granted = "" if env is None else repr([sorted(map(str, symbols)) for symbols in (env.assumed, env.shown)])

@@ -98,16 +98,16 @@ class Moved:
     known: dict[int, Location] = field(default_factory=dict)
 
     def stack(self, stack: tuple[Location, ...]) -> tuple[Location, ...]:
-        return (*self.prefix, *map(self._level, stack[self.depth :]))
+        known = self.known
+        return (*self.prefix, *[known.get(id(level)) or self._level(level) for level in stack[self.depth :]])
 
     def _level(self, level: Location) -> Location:
         old, new = self.paths
-        if not level.module.startswith(old):
-            return level
-        found = self.known.get(id(level))
-        if found is None:
-            found = self.known[id(level)] = replace(level, module=new + level.module[len(old) :])
-        return found
+        moved = level
+        if level.module.startswith(old):
+            moved = Location(level.file, level.line, level.function, new + level.module[len(old) :], level.outermost)
+        self.known[id(level)] = moved
+        return moved
 
 
 def _outside(stack: Sequence[Location]) -> list[Location]:

@@ -33,13 +33,12 @@ def raised_by_handler(error: BaseException) -> bool:
     """Whether `error` comes out of a handler of the operating system's signals, which may run at any moment: it is the
     program's, wherever it was met."""
     # A handler that has raised is over; asked for its locals, a frame that still runs would hold on to them.
-    running: set[int] = set()
+    left = {id(frame): frame for frame, _ in traceback.walk_tb(error.__traceback__)}
     caller: types.FrameType | None = sys._getframe()
-    while caller is not None:
-        running.add(id(caller))
+    while left and caller is not None:  # as a rule the caller is the only one
+        left.pop(id(caller), None)
         caller = caller.f_back
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if id(frame) not in running)
-    return any(map(_is_handlers, frames))
+    return any(map(_is_handlers, left.values()))
 
 
 def _is_handlers(frame: types.FrameType) -> bool:
@@ -81,7 +80,9 @@ class Heard:
 
 
 class Signal(BaseException):
-    """Base of the signals."""
+    """Base of the signals. takes_larger: what it ended had taken sizes of 1 to be larger ones."""
+
+    takes_larger = False
 
 
 READS_OF_DATA = frozenset({"data-dependent-branch", "data-dependent-scalar", "data-dependent-shape"})

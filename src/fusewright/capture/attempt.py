@@ -20,7 +20,7 @@ import torch
 
 from fusewright import _native
 from fusewright.base.records import replace
-from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, SkipFrame
+from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, Signal, SkipFrame
 from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
@@ -29,7 +29,7 @@ from fusewright.capture.border.values import tensor_number
 from fusewright.capture.border.values.tensor import check_data
 from fusewright.capture.border.witness import Witness
 from fusewright.capture.border.world import World
-from fusewright.capture.breaks import cutting, finish
+from fusewright.capture.breaks import finish
 from fusewright.capture.bytecode.resume import CannotCut, Resumption
 from fusewright.capture.call import dispatch as calls
 from fusewright.capture.call.collectives import finish_collectives
@@ -45,6 +45,7 @@ from fusewright.capture.settings import CaptureOptions, History
 from fusewright.record.draws import Draws
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
+from fusewright.sizes.expressions import Symbol
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.symfloat import float_of_size
 
@@ -75,48 +76,69 @@ def capture_frame(
     TENSOR_METHODS.number()
     if (replaced := TENSOR_METHODS.untraceable()) is not None:
         raise SkipFrame("tensor-attribute", f"{replaced} is not PyTorch's own")
-    with _deep_recursion(options), _own_saved_tensors():
-        assumptions, history = Assumptions(), History() if history is None else history
-        known = history.known_break(function.__code__)
-        for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
-            other = options.other_level if assumptions.lacks_form >= 0 else None
-            attempt = _Attempt(function, arguments, other or options, assumptions)
-            attempt.tracer.history = history
-            attempt.tracer.known_break = None if assumptions.broken else known
-            try:
-                return attempt.run()
-            except Retry as signal:
-                assumptions = assumptions.after(signal, attempt.tracer.step)
-                for code in assumptions.guarded:
-                    history[code, GUARDED] = ()
-            except GraphBreak as signal:
-                drawn = attempt.tracer.world.foreseen.calls
-                if drawn and signal.code in _DECISIONS and not assumptions.foresees and not assumptions.broken:
-                    assumptions = replace(assumptions, foresees=True)
-                    continue
-                if signal.code in _OF_DATA and not assumptions.data_sizes:
-                    signal.code = "data-dependent-gradient"
-                if options.fullgraph:
-                    raise
-                if 0 <= attempt.tracer.step <= assumptions.lacks_form:  # nor has it a form at the other level
-                    assumptions = replace(assumptions, changes_level=False, lacks_form=-1)
-                    continue
-                if attempt.reached or attempt.tracer.step == 0:
-                    raise _skipped(assumptions.broken or signal, signal.detail) from None
-                # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
-                signal.__cause__ = signal.__context__ = None
-                signal.operators = signal.operators or attempt.tracer.recorder.op_count
-                if signal.passed and not options.ones:
-                    history.note_breaks(signal)
-                assumptions = replace(assumptions, broken=signal.with_traceback(None), stop_at=attempt.tracer.step - 1)
-            except RecursionError as error:
-                raise SkipFrame("recursion", str(error)) from None
-        found = assumptions.broken
-        raise (
-            _skipped(found, "the same frame breaks elsewhere each time it is captured")
-            if found
-            else SkipFrame("no-attempts")
-        )
+    larger: set[Symbol] = set()
+    try:
+        with _deep_recursion(options), _own_saved_tensors():
+            return _attempted(function, arguments, options, History() if history is None else history, larger)
+    except Signal as signal:
+        signal.takes_larger = bool(larger)
+        raise
+
+
+def _attempted(
+    function: types.FunctionType,
+    arguments: tuple[object, ...],
+    options: CaptureOptions,
+    history: History,
+    larger: set[Symbol],
+) -> CapturedFrame:
+    """What the first attempt without a signal captures. `larger` gets the sizes of 1 that any attempt took to be larger
+    ones."""
+    assumptions = Assumptions()
+    known = history.known_break(function.__code__)
+    for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
+        other = options.other_level if assumptions.lacks_form >= 0 else None
+        attempt = _Attempt(function, arguments, other or options, assumptions)
+        attempt.tracer.history = history
+        env = attempt.tracer.recorder.env
+        taken = set() if env is None else env.taken
+        attempt.tracer.known_break = None if assumptions.broken else known
+        try:
+            return attempt.run()
+        except Retry as signal:
+            assumptions = assumptions.after(signal, attempt.tracer.step)
+            for code in assumptions.guarded:
+                history[code, GUARDED] = ()
+        except GraphBreak as signal:
+            drawn = attempt.tracer.world.foreseen.calls
+            if drawn and signal.code in _DECISIONS and not assumptions.foresees and not assumptions.broken:
+                assumptions = replace(assumptions, foresees=True)
+                continue
+            if signal.code in _OF_DATA and not assumptions.data_sizes:
+                signal.code = "data-dependent-gradient"
+            if options.fullgraph:
+                raise
+            if 0 <= attempt.tracer.step <= assumptions.lacks_form:  # nor has it a form at the other level
+                assumptions = replace(assumptions, changes_level=False, lacks_form=-1)
+                continue
+            if attempt.reached or attempt.tracer.step == 0:
+                raise _skipped(assumptions.broken or signal, signal.detail) from None
+            # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
+            signal.__cause__ = signal.__context__ = None
+            signal.operators = signal.operators or attempt.tracer.recorder.op_count
+            if signal.passed and not taken:
+                history.note_breaks(signal)
+            assumptions = replace(assumptions, broken=signal.with_traceback(None), stop_at=attempt.tracer.step - 1)
+        except RecursionError as error:
+            raise SkipFrame("recursion", str(error)) from None
+        finally:
+            larger |= taken
+    found = assumptions.broken
+    raise (
+        _skipped(found, "the same frame breaks elsewhere each time it is captured")
+        if found
+        else SkipFrame("no-attempts")
+    )
 
 
 def _skipped(signal: GraphBreak, reason: str) -> SkipFrame:
@@ -215,6 +237,8 @@ class _Attempt:
         return self.tracer.world.load(real, Local(slot, name))
 
     def _cut(self, frame: Frame) -> Continuation:
+        from fusewright.capture.breaks import cutting  # lazy: a frame without breaks does without
+
         self.reached = True
         assert self.broken is not None
         try:

@@ -63,7 +63,7 @@ SHOWN = "shown to serve a batch of 1"
 def serve(existing: Sequence[Any], call: Call) -> Served:
     """What serves `call`, which no entry of `existing` accepts."""
     known = [entry for entry in existing if isinstance(entry.tag, General)]
-    several = None if known else _taken_larger(call)
+    several = None if known else _taken_larger(call, first=True)
     frame = several if several is not None and several.shown is not False else call.capture(False)
     call.announce(frame)
     for larger in known:
@@ -89,14 +89,17 @@ def remembered(frame: CapturedFrame) -> General | None:
     return General(replace(frame, example_inputs=()), frame.graph)  # the caller's tensors live no longer for it
 
 
-def _taken_larger(call: Call) -> CapturedFrame | None:
+def _taken_larger(call: Call, first: bool = False) -> CapturedFrame | None:
     """The capture of a call whose batches of 1 are taken to be larger; the plain one where there are none. None where
-    it cannot be: with several the program does something else."""
+    it cannot be: with several the program does something else. `first`: no capture was tried before, so what ends one
+    in which no size was taken to be larger ends it."""
     if not call.several:
         return None
     try:
         return call.capture(True)
-    except (Signal, DynamicMarkError):
+    except (Signal, DynamicMarkError) as signal:
+        if first and isinstance(signal, Signal) and not signal.takes_larger:
+            raise
         return None
 
 

@@ -27,6 +27,8 @@ _TAKEN = frozenset((*keyword.kwlist, *vars(builtins), *getattr(torch.fx.graph, "
 @cache
 def _stem(name: str) -> str:
     """What FX would call the node."""
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
     return _NO_IDENTIFIER.sub("_", _BORDER.sub(r"_\1", name).lower())
 
 
@@ -42,11 +44,18 @@ def add_call(
     graph: torch.fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> torch.fx.Node:
     """A call_function node at the graph's insertion point."""
-    stem = _stem(target.__name__)
+    return add_node(graph, "call_function", target, args, kwargs or {})
+
+
+def add_node(
+    graph: torch.fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.fx.Node:
+    """A node of a call at the graph's insertion point."""
+    stem = _stem(target if isinstance(target, str) else target.__name__)
     if _quick and _is_plain(stem):
-        return _add(graph, stem, "call_function", target, args, kwargs or {})
-    node = graph.create_node("call_function", target, (), {}, name=stem)
-    node.args, node.kwargs = args, kwargs or {}
+        return _add(graph, stem, op, target, args, kwargs)
+    node = graph.create_node(op, target, (), {}, name=stem)
+    node.args, node.kwargs = args, kwargs
     return node
 
 

@@ -170,16 +170,16 @@ def _triton_ir(kernel: Any, signature: dict[str, str], constants: dict[str, Any]
     return str(backend.make_ttir(module, {}, options, 80))
 
 
-_VALUE = re.compile(r"%[\w$.-]+")
-_ARGUMENT = re.compile(r"(%[\w$.-]+): ([!\w.]+)")
-_LINE = re.compile(r'(?:(?P<results>%[^=]*?) = )?"?(?P<name>[a-z_]+\.[\w.]+)"?(?P<rest>.*)')
-_LOCATION = re.compile(r"\s*loc\((?:[^()]|\([^()]*\))*\)$")
+_VALUE = r"%[\w$.-]+"
+_ARGUMENT = r"(%[\w$.-]+): ([!\w.]+)"
+_LINE = r'(?:(?P<results>%[^=]*?) = )?"?(?P<name>[a-z_]+\.[\w.]+)"?(?P<rest>.*)'
+_LOCATION = r"\s*loc\((?:[^()]|\([^()]*\))*\)$"
 _LOADS = frozenset({"tt.load", "tt.descriptor_load", "tt.descriptor_gather"})
 _STORES = frozenset({
     "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store", "tt.descriptor_scatter",
     "tt.descriptor_reduce",
 })  # fmt: skip
-_PURE = re.compile(
+_PURE = (
     r"(arith|math|ub)\..*|scf\.(for|if|while|yield|condition)|tt\.(return|reduce|reduce\.return|scan|scan\.return|"
     r"addptr|splat|unsplat|broadcast|expand_dims|reshape|trans|make_range|get_program_id|get_num_programs|dot|"
     r"dot_scaled|bitcast|cat|join|split|gather|histogram|make_tensor_ptr|advance|make_tensor_descriptor|clampf|"
@@ -196,10 +196,10 @@ def written_in(text: str) -> set[int] | None:
     roots: set[str] = set()
     numbers: set[str] = set()
     for raw in text.splitlines():
-        line = _LOCATION.sub("", raw.strip())
+        line = re.sub(_LOCATION, "", raw.strip())
         if line.startswith(("#", "module", "}", "^")) and "tt.func" not in line:
             if line.startswith("^"):  # the values of a region's start
-                for value in _VALUE.findall(line):
+                for value in re.findall(_VALUE, line):
                     sources.setdefault(value, set()).update(regions[-1:])
             elif line.startswith("}") and regions:
                 region = regions.pop()
@@ -211,23 +211,23 @@ def written_in(text: str) -> set[int] | None:
         if "tt.func" in line:
             if arguments:
                 return None  # something was not inlined
-            arguments = _VALUE.findall(line)
-            numbers = {name for name, kind in _ARGUMENT.findall(line) if not kind.startswith("!tt")}
+            arguments = re.findall(_VALUE, line)
+            numbers = {name for name, kind in re.findall(_ARGUMENT, line) if not kind.startswith("!tt")}
             regions.append("")
             continue
-        parsed = _LINE.match(line)
+        parsed = re.match(_LINE, line)
         if parsed is None:
             continue
         name, rest = parsed["name"], parsed["rest"]
-        results = [value.partition(":")[0] for value in _VALUE.findall((parsed["results"] or "").replace(":", " "))]
-        operands = _VALUE.findall(rest)
+        results = [value.partition(":")[0] for value in re.findall(_VALUE, (parsed["results"] or "").replace(":", " "))]
+        operands = re.findall(_VALUE, rest)
         if name in _STORES:
             roots.update(operands[:1])
         elif name in _LOADS:
             if "!tt.ptr<!tt.ptr" in rest:
                 return None
             operands = []
-        elif not _PURE.fullmatch(name):
+        elif not re.fullmatch(_PURE, name):
             if name.startswith("cf.") or name == "tt.int_to_ptr":
                 return None
             roots.update(operands)
@@ -235,7 +235,7 @@ def written_in(text: str) -> set[int] | None:
         if name in ("scf.yield", "scf.condition"):
             sources.setdefault(regions[-1], set()).update(operands)
         elif name in ("scf.for", "scf.while"):
-            for carried in _VALUE.findall(" ".join(re.findall(r"(%[\w$.-]+) = ", rest))):
+            for carried in re.findall(_VALUE, " ".join(re.findall(r"(%[\w$.-]+) = ", rest))):
                 sources.setdefault(carried, set()).add(group)
         for result in results:
             sources.setdefault(result, set()).update(operands[:1] if name == "tt.addptr" else operands)

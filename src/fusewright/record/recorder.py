@@ -36,7 +36,7 @@ from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
-from fusewright.record.torch_level import TorchLevel
+from fusewright.record.torch_level import AS_THEY_ARE, TorchLevel
 from fusewright.record.traced_tensor import NonLeaf, TracedTensor, is_leaf, make_traced, make_view
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, Symbol
@@ -80,8 +80,8 @@ class Recorder:
     gradients; None when one of them cannot be called again), freed (the program has run a backward that frees its
     graph), wrapped (tensors that wrap others enter or leave with a history), recompute (nodes recorded now are to be
     computed again by the backward: meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from
-    PyTorch's), unknown_shapes (results whose shape depends on data are recorded as long as nothing reads it). Set by
-    its options: data_shapes, data_numbers (sizes that depend on data are recorded), changes_level (see `lacks_form`).
+    PyTorch's), unknown_shapes (results of unknown shape are recorded as long as nothing reads it), changes (arguments
+    that the last call wrote to). Options: data_shapes, data_numbers (sizes that depend on data), changes_level.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Recorder:
         self.inputs: list[tuple[torch.fx.Node, object]] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.submodules: dict[str, torch.fx.GraphModule] = {}
-        self.op_count = self.user_code = 0
+        self.op_count = self.user_code = self.changes = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._torch_level = TorchLevel(self)
         self._last_placeholder: torch.fx.Node | None = None
@@ -111,12 +111,10 @@ class Recorder:
         self.freed = self.wrapped = self.recompute = self.retains = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
-        self.data_shapes = self.data_numbers = False
+        self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False
         self.ask_number: Any = None  # an AskNumber
-        self.changes_level = False
         # (version of the tensor, what nonzero or item gave for it)
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
-        self.unknown_shapes = False
         self.speculation: Speculation | None = None  # set by the capture
         # collectives that the program has begun and not waited for: what it holds, and what waiting does
         self.collectives: list[tuple[object, Callable[[], None], bool]] = []
@@ -282,7 +280,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._depth += 1
-        self.here = self.location()
+        self.here, self.changes = self.location(), 0
         self._grad_mode = torch.is_grad_enabled()
         if self._grad_mode:
             self.lines.note(self.here)
@@ -321,7 +319,6 @@ class Recorder:
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
-            node.meta["example_value"] = result
             self._torch_level.adopt(result, node)
         return result
 
@@ -331,6 +328,8 @@ class Recorder:
             raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
         if self.refuse_unasked is not None:
             self.refuse_unasked(self, args, kwargs)
+        known = facts(func)
+        self.changes += len(known.written)
         if func in scalar_operands.OF_NUMBERS and isinstance(args[0], (bool, int, float, complex)):
             return scalar_operands.record_number(self, func, args[0], kwargs)
         special = SPECIAL.get(func)
@@ -338,7 +337,6 @@ class Recorder:
             return found
         if self.lines.active:
             self.here = self.lines.stack(self.here)
-        known = facts(func)
         if known.foreach:  # one operator for each tensor: scheduling finds out what the lists have in common
             with _RecordingMode(self):
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
@@ -507,6 +505,8 @@ class Recorder:
 
     def convert(self, value: object) -> tuple[object, object]:
         """(as a node argument, as a rule's argument)."""
+        if type(value) in AS_THEY_ARE:
+            return value, value
         if isinstance(value, torch.Tensor):
             if not isinstance(value, TracedTensor):
                 value = self.constant(value)

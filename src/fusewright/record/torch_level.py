@@ -19,11 +19,14 @@ from torch.fx.node import map_aggregate
 
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
+from fusewright.graph.nodes import add_node
 from fusewright.operators.data_dependent import GIVES
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Relation, Sum
 from fusewright.sizes.symint import dim_of
 
+AS_THEY_ARE = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+"""Types of arguments that stand in a graph, at either level, as they are."""
 # What a torch-level graph can hold as an argument besides tensors, sizes and containers of them.
 NODE_ARGUMENTS = (
     int, float, complex, str, bytes, range, type(None), type(Ellipsis), type, torch.dtype, torch.device, torch.layout,
@@ -90,11 +93,13 @@ class TorchLevel:
         kind, target, args = torch_target(fn, args)
         node_args = tuple(self.argument(value) for value in args)
         node_kwargs = {name: self.argument(value) for name, value in kwargs.items()}
-        node = self.recorder.graph.create_node(kind, target, node_args, node_kwargs)  # type: ignore[arg-type]
+        node = add_node(self.recorder.graph, kind, target, node_args, node_kwargs)
         node.meta["location"] = self.recorder.location()
         return node
 
     def argument(self, value: object) -> object:
+        if type(value) in AS_THEY_ARE:
+            return value
         if isinstance(value, torch.Tensor):
             return self.recorder.convert(value)[0]
         if isinstance(value, torch.SymInt):
@@ -119,6 +124,7 @@ class TorchLevel:
 
     def adopt(self, result: object, node: torch.fx.Node) -> None:
         """Give the traced tensors in a torch-level call's result their nodes."""
+        node.meta["example_value"] = result
         if isinstance(result, TracedTensor):
             if result.recorder is not self.recorder:
                 return  # a body gives back a tensor of the graph around it, which keeps its node there
@@ -142,7 +148,7 @@ class TorchLevel:
         if isinstance(item, TracedTensor) and item.node is not None:
             return  # an argument that comes back
         found = self.recorder.graph.create_node("call_function", operator.getitem, (node, key))  # type: ignore
-        found.meta.update(example_value=item, location=node.meta["location"])
+        found.meta["location"] = node.meta["location"]
         self.adopt(item, found)
 
     def check(self, relations: Sequence[Relation]) -> None:
@@ -151,9 +157,7 @@ class TorchLevel:
 
     def record(self, fn: Callable[..., object], args: Sequence[object], made: tuple[object, ...]) -> None:
         """A call whose results are known."""
-        node = self.call(fn, args, {})
-        node.meta["example_value"] = made
-        self.adopt(made, node)
+        self.adopt(made, self.call(fn, args, {}))
 
     def size(self, d: Dim) -> torch.fx.Node | int:
         """The torch-level node that computes a size from the size placeholders, or reads it from a result."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -27,12 +26,13 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "aarch64": ("aarch64", ()),
 }
 """What a target's code needs: the machine, and flags of /proc/cpuinfo. The best stands first."""
-_INSTRUCTIONS = re.compile(
-    "3dnowprefetch|abm|adx|aes|amx|apx|avx|bmi|cl(flushopt|wb|zero)|cmpccxadd|cx16|f16c|fma|fsgsbase|gfni|invpcid|"
-    "lahf_lm|lwp|mov(be|dir)|mwaitx|pclmul|pku|pni|popcnt|prefetchi|rdp|rdrand|rdseed|rtm|s?sse|serialize|sha|sm[34]|"
-    "tbm|vaes|vpclmul|waitpkg|xop|xsave"
-)
-"""Flags of x86-64 that code for one processor may rely on."""
+_INSTRUCTIONS = (
+    "3dnowprefetch", "abm", "adx", "aes", "amx", "apx", "avx", "bmi", "clflushopt", "clwb", "clzero", "cmpccxadd",
+    "cx16", "f16c", "fma", "fsgsbase", "gfni", "invpcid", "lahf_lm", "lwp", "movbe", "movdir", "mwaitx", "pclmul",
+    "pku", "pni", "popcnt", "prefetchi", "rdp", "rdrand", "rdseed", "rtm", "sse", "ssse", "serialize", "sha", "sm3",
+    "sm4", "tbm", "vaes", "vpclmul", "waitpkg", "xop", "xsave",
+)  # fmt: skip
+"""Beginnings of the flags of x86-64 that code for one processor may rely on."""
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
 
 
@@ -105,7 +105,7 @@ def needs(target: str) -> tuple[str, tuple[str, ...]]:
     if target in _NEEDS:
         return _NEEDS[target]
     machine = platform.machine()
-    return machine, tuple(sorted(flag for flag in cpu_flags() if machine != "x86_64" or _INSTRUCTIONS.match(flag)))
+    return machine, tuple(sorted(flag for flag in cpu_flags() if machine != "x86_64" or flag.startswith(_INSTRUCTIONS)))
 
 
 def runs_here(machine: str, flags: Iterable[str]) -> bool:

@@ -109,9 +109,38 @@ def test_equal_layers_are_replayed(frames: list[CapturedFrame], grad: bool, back
     assert len(frames) == 1
 
 
+class Rearranging(Block):
+    """Its functions take slices, tuples and keywords, give several results, and one gives its argument back."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first, second = torch.split(x, (3, 5), dim=1)
+        y = torch.cat((first[:, 1:], x[..., None].squeeze(-1), second), dim=1)[:, 1:-1]
+        largest = y.topk(3, dim=1, sorted=True)
+        y = super().forward(y[:, :8]) + largest.values.sum(1, keepdim=True) * (largest.indices > 2).any()
+        return (nn.functional.dropout(y, 0.5, training=False) + y).view(-1, 8)
+
+
+class Writing(Rearranging):
+    """It writes to a part of what it has made."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        z = y.clone()
+        z[:, 1].mul_(2.0)
+        return z + y
+
+
 @pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("kind", [Block, Rearranging, Writing])
 def test_the_graph_is_what_interpreting_gives(
-    frames: list[CapturedFrame], grad: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[Block],
+    dynamic: bool | None,
+    backend: str,
+    grad: bool,
+    frames: list[CapturedFrame],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Operators, types, lines, inputs and guards."""
 
@@ -120,10 +149,13 @@ def test_the_graph_is_what_interpreting_gives(
     ) -> object:
         return self.world.tracer.call(forward, args, kwargs)
 
-    net, seen = Stack(), []
+    net, seen = Stack(kind), []
+    options = {"disk_cache": False} if backend == "native" else None
+    x = torch.randn(3, 8)
     for _ in range(2):
         with torch.set_grad_enabled(grad):
-            fusewright.compile(net, fullgraph=True, options={"disk_cache": False})(torch.zeros(3, 8))
+            compiled = fusewright.compile(net, fullgraph=True, backend=backend, dynamic=dynamic, options=options)
+            torch.testing.assert_close(compiled(x), net(x))
         frame = frames[-1]
         assert frame.graph is not None
         order = {

@@ -32,6 +32,7 @@ from fusewright.capture.border.values import (
     tensor,
 )
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import InstanceDict
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 # Types whose instances made inside answer attribute reads natively, with nothing to guard.
-NATIVE_TYPES: frozenset[type] = constant.Types(constant.FROZEN_TYPES | {
+NATIVE_TYPES: frozenset[type] = constant.FROZEN_TYPES | {
     int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None),
     type(Ellipsis),
     torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat,
@@ -49,7 +50,7 @@ NATIVE_TYPES: frozenset[type] = constant.Types(constant.FROZEN_TYPES | {
     types.MethodWrapperType,
     type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map,
     filter, reversed,
-})  # fmt: skip
+}  # fmt: skip
 
 
 def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
@@ -62,6 +63,10 @@ def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
 
 def _getattr_native(world: Border, obj: Any, name: str) -> Any:
     return native(getattr, obj, name)
+
+
+def _getattr_value(world: Border, obj: Any, name: str) -> Any:
+    return native(getattr, concrete(obj), name)
 
 
 def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
@@ -129,6 +134,7 @@ def _getattr_handle(world: Border, obj: RemovableHandle, name: str) -> Any:
 
 
 GETATTRS: dict[type, Getter] = {
+    **dict.fromkeys(NATIVE_TYPES, _getattr_value),
     RemovableHandle: _getattr_handle,
     OutsideDict: _getattr_dict,
     types.FunctionType: function.getattr_function,
@@ -142,6 +148,7 @@ GETATTRS: dict[type, Getter] = {
 
 
 BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
+    (constant.PLACEMENTS, _getattr_value),
     (torch.Tensor, tensor.getattr_tensor),
     (torch.nn.Module, module.getattr_module),
     (type, classes.getattr_class),

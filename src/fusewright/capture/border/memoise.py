@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.fx.node import map_arg
 
 from fusewright.base.location import Location, Moved
 from fusewright.base.records import dataclass, field
@@ -46,7 +47,7 @@ from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards.check import HOLDS, SourceError, evaluate
 from fusewright.capture.guards.sources import InstanceDict, Source, module_path
 from fusewright.capture.guards.types import MISSING, AnswersAgain, Guard, GuardKind
-from fusewright.graph.nodes import add_call, leaves
+from fusewright.graph.nodes import add_node, leaves
 from fusewright.record.traced_tensor import TracedTensor, make_traced
 from fusewright.sizes.symint import dim_of
 
@@ -82,15 +83,16 @@ class _Here:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a torch function, the settings that it was made under (None: only its node matters), and the user's
-    stack."""
+    """A call of a torch function, the settings that it was made under, and the user's stack. alone: its nodes are all
+    that it leaves behind (at ATen level they alone are kept)."""
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: object
-    settings: object
-    where: tuple[Location, ...]
+    alone: bool
+    settings: object = None
+    where: tuple[Location, ...] = ()
 
 
 @dataclass(slots=True)
@@ -268,19 +270,19 @@ class Repeats:
 
     def log(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """Notes a call of a torch function (its arguments as they are now)."""
-        if self.enabled:
-            if self._copies_nodes():
-                self.calls.append(_Call(function, (), {}, result, None, ()))
-                return
-            recorder = self.world.recorder
-            settings = context.snapshot(self.world.settings_changed), recorder.recompute
-            self.calls.append(
-                _Call(function, mapped(args, _same), mapped(kwargs, _same), result, settings, recorder.location())
-            )
-
-    def _copies_nodes(self) -> bool:
-        """Whether the graph is all that a call leaves behind: autograd has no part in it."""
-        return self.world.recorder.level == "aten" and not torch.is_grad_enabled()
+        if not self.enabled:
+            return
+        recorder = self.world.recorder
+        alone = not torch.is_grad_enabled()  # else autograd has a part in it
+        if recorder.level == "torch":  # a node does not say what the call writes to
+            alone = alone and not recorder.changes and is_plain_function(function)
+        elif alone:
+            self.calls.append(_Call(function, (), {}, result, True))
+            return
+        settings = context.snapshot(self.world.settings_changed), recorder.recompute
+        self.calls.append(
+            _Call(function, mapped(args, _same), mapped(kwargs, _same), result, alone, settings, recorder.location())
+        )
 
     def _prepare(self, example: _Example) -> None:
         """What the example has seen and done, as paths below its module. Raises Refused if it cannot be repeated."""
@@ -338,7 +340,7 @@ class Repeats:
             raise Refused
         between = nodes_between(recorder.graph, start.last_node, end.last_node)
         example.nodes = nodes = [node for node in between if node.op != "placeholder"]
-        plain = all(call.settings is None for call in calls)
+        plain = all(call.alone for call in calls)
         loaded = (record.value for _, record in example.records)
         given = [value for value in (*_flat(example.arguments), *loaded) if type(value) is TracedTensor]
         known = {value.node for value in given}
@@ -357,7 +359,8 @@ class Repeats:
             )
             known.add(node)
         settings = (start.settings[0], recorder.recompute)
-        if plain:
+        # At torch level a call that gives its argument back makes it stand for another node.
+        if plain and (recorder.level == "aten" or repeatable(example.result, known)):
             tensors = known
         elif all(call.settings == settings for call in calls):
             example.calls = calls
@@ -372,7 +375,7 @@ class Repeats:
             type(part) in (list, dict) for part in containers(example.result)
         ):
             raise Refused
-        if plain and any(
+        if example.calls is None and any(
             type(value) is TracedTensor and value.requires_grad and value.node in nodes
             for value in _flat(example.result)
         ):
@@ -484,21 +487,14 @@ class Repeats:
         copied = Copied(dict(made), {})
         locations: dict[int, tuple[Location, ...]] = {}
 
-        def renamed(argument: Any) -> Any:
-            if isinstance(argument, torch.fx.Node):
-                return made.get(argument, argument)
-            if isinstance(argument, (list, tuple)):
-                return type(argument)([renamed(element) for element in argument])
-            return argument
+        def renamed(node: torch.fx.Node) -> torch.fx.Node:
+            return made.get(node, node)
 
         for node in example.nodes:
             if node.op == "get_attr":
                 continue
-            kwargs = {name: renamed(value) for name, value in node.kwargs.items()} if node.kwargs else None
-            target: Any = node.target
-            copy = made[node] = copied.made[node] = add_call(
-                graph, target, tuple([renamed(argument) for argument in node.args]), kwargs
-            )
+            args, kwargs = map_arg(node.args, renamed), map_arg(node.kwargs, renamed) if node.kwargs else {}
+            copy = made[node] = copied.made[node] = add_node(graph, node.op, node.target, args, kwargs)
             copy.meta.update(node.meta)
             where = node.meta["location"]
             location = locations.get(id(where))

@@ -13,7 +13,7 @@ import builtins
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
-from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, NATIVE_TYPES
+from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS
 from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
 from fusewright.capture.border.foresight import Foreseen
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
 from fusewright.capture.border.memoise import Repeats
-from fusewright.capture.border.native import native, unwatched, without_warnings
+from fusewright.capture.border.native import unwatched, without_warnings
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import (
     array,
@@ -43,13 +43,24 @@ from fusewright.capture.border.values import (
     wrapper,
 )
 from fusewright.capture.border.values.dict import OutsideDict
-from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.record.traced_tensor import TracedTensor
+
+
+class ByType(dict[type, Any]):
+    """A table by type: the exact one's row, else that of the first base that fits, which it then keeps."""
+
+    def __init__(self, exact: Mapping[type, Any], bases: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__(exact)
+        self.bases = bases
+
+    def __missing__(self, kind: type) -> Any:
+        found = self[kind] = next(row for base, row in self.bases if issubclass(kind, base))
+        return found
 
 
 class World:
@@ -95,6 +106,8 @@ class World:
         self._by_real: dict[int, Outside] = {}
         self._by_value: dict[int, Outside] = {}
         self._alive: list[object] = []
+        self._loaders, self._getters = ByType({}, BASE_LOADERS), ByType(GETATTRS, BASE_GETATTRS)
+        self._setters, self._deleters = ByType({}, BASE_SETATTRS), ByType({}, BASE_DELATTRS)
         self._inside_classes: set[int] = set()
         # guarded look-ups in classes, as long as the program stores to none
         self.looked_up: dict[tuple[type, str], Any] = {}
@@ -129,7 +142,7 @@ class World:
         if loader is None:
             if self._is_inside_already(real):
                 return real
-            loader = next(loader for base, loader in BASE_LOADERS if issubclass(type(real), base))
+            loader = self._loaders[type(real)]
         value = loader(self, real, source)
         self.touched.append(value)
         return value
@@ -438,23 +451,15 @@ class World:
 
     def getattr(self, obj: Any, name: str) -> Any:
         """`obj.name`, Python's full attribute protocol."""
-        kind = type(obj)
-        if kind in NATIVE_TYPES:
-            return native(getattr, concrete(obj), name)
-        handler = GETATTRS.get(kind)
-        if handler is None:
-            handler = next(handler for base, handler in BASE_GETATTRS if issubclass(type(obj), base))
-        return handler(self, obj, name)
+        return self._getters[type(obj)](self, obj, name)
 
     def setattr(self, obj: Any, name: str, value: object) -> None:
         """`obj.name = value`."""
-        handler = next(handler for base, handler in BASE_SETATTRS if issubclass(type(obj), base))
-        handler(self, obj, name, value)
+        self._setters[type(obj)](self, obj, name, value)
 
     def delattr(self, obj: Any, name: str) -> None:
         """`del obj.name`."""
-        handler = next(handler for base, handler in BASE_DELATTRS if issubclass(type(obj), base))
-        handler(self, obj, name)
+        self._deleters[type(obj)](self, obj, name)
 
     def bind(self, found: object, obj: object, kind: type, name: str) -> Any:
         """See values/object.py."""
@@ -588,6 +593,7 @@ class World:
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
             self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
             self.recorder.inputs, self.wrappers.loaded, self.gradient_nodes,
+            self._loaders, self._getters, self._setters, self._deleters,
         )  # fmt: skip
         for table in tables:
             table.clear()

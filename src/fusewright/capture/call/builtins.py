@@ -452,20 +452,21 @@ def _unary_row(symbol: str) -> Row:
     return lambda tracer, args, kwargs: tracer.world.unary(symbol, args[0])
 
 
-def _of_class(fn: Callable[..., Any]) -> Row:
-    """A function of a class, or of an object's class, that reads what the class statement has fixed."""
+def _fields(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """dataclasses.fields: read from what the class statement has fixed, without interpreting the library's loop."""
+    world, subject = tracer.world, args[0]
+    if not isinstance(subject, type):
+        subject = type(subject) if world.outside(subject) is not None else world.type_of(subject)
+    found = classes.guarded_lookup(world, subject, "__dataclass_fields__")
+    if type(found) is dict and type(subject) is type:  # a metaclass might have code of the program's
+        known = world.is_inside_class(subject)
+        table = world.materialise(found if known else world.load(found, world.constant(found, "fields")))
+        if all(type(one) is dataclasses.Field for one in dict.values(table)):
+            return tuple([one for one in dict.values(table) if one._field_type is _FIELD])  # type: ignore[attr-defined]
+    return native(dataclasses.fields, subject)
 
-    def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        subject = args[0]
-        if not isinstance(subject, type):
-            if tracer.world.outside(subject) is not None and fn is dataclasses.fields:
-                subject = type(subject)
-            elif fn is dataclasses.fields:
-                subject = tracer.world.type_of(subject)
-        classes.guarded_lookup(tracer.world, subject, "__dataclass_fields__")
-        return native(fn, subject)
 
-    return ask
+_FIELD: Any = dataclasses._FIELD  # type: ignore[attr-defined]
 
 
 def _guard_signature(world: World, function: Any) -> None:
@@ -585,6 +586,6 @@ ROWS: list[tuple[Any, Row]] = [
     (operator.truth, _bool), (operator.not_, lambda tracer, args, kwargs: not tracer.world.truth(args[0])),
     (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")),
     (operator.inv, _unary_row("~")),
-    (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
+    (dataclasses.fields, _fields), (inspect.signature, _signature),
     (threading.get_ident, _thread_identity), (weakref.ref, _weak_reference),
 ]  # fmt: skip

@@ -35,7 +35,6 @@ from fusewright.capture.call import (
     builtins as call_builtins,
     classes as call_classes,
     generators,
-    higher_order as call_higher_order,
     host_random,
     marked as call_marked,
     methods as call_methods,
@@ -50,6 +49,7 @@ from fusewright.capture.call import (
 from fusewright.capture.call.cached import call_cached
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Referent
+from fusewright.operators.higher_order import PLAIN
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -111,8 +111,18 @@ _TABLES = (
 )  # fmt: skip
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
+def _control_flow(place: tuple[str, str]) -> Row:
+    def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        from fusewright.capture.call import higher_order  # lazy: few programs have any, and it defines operators
+
+        return higher_order.ROWS[place](tracer, args, kwargs)
+
+    return run
+
+
 NAMED_ROWS: dict[tuple[str, str], Row] = {
-    **call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **call_higher_order.ROWS, **generators.NAMED_ROWS,
+    **call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **generators.NAMED_ROWS,
+    **{place: _control_flow(place) for place in PLAIN},
 }  # fmt: skip
 
 
