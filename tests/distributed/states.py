@@ -220,7 +220,8 @@ def works_are_waited_for_by_eager_code(mesh: DeviceMesh) -> None:
             for call in (compiled, function):
                 found = call(shared(10 * rank + step, 3, 4))
                 if isinstance(found, tuple):
-                    assert found[1].wait() and found[1].is_completed(), "a work that eager code was given"
+                    assert found[1].wait(), "a work that eager code was given"
+                    found[1].is_completed()  # NCCL's may not be: it is waited for by a stream
                     found = found[0]
                 results.append(found)
             same(*results)
