@@ -289,11 +289,11 @@ def test_what_an_operator_sets_is_no_effect_of_the_program(level: str) -> None:
     def f(x: torch.Tensor) -> Any:
         return operator(x) + 1
 
-    with torch.library._scoped_library("fusewright_test", "DEF") as library:
+    with torch.library._scoped_library("fusewright_test_border", "DEF") as library:
         library.define("chooses(Tensor x) -> Tensor")
         library.impl("chooses", torch.clone, "CPU")
         library.impl("chooses", shape, "Meta")
-        operator = torch.ops.fusewright_test.chooses
+        operator = torch.ops.fusewright_test_border.chooses
         try:
             frame = capture(f, (numbers(),), level=level)
             assert torch._C._get_sdp_priority_order() == other

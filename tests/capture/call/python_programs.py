@@ -506,3 +506,27 @@ def a_tensor_where_no_iterable_is_meant(x):
     kept = collections.deque([1])
     kept.append(x)
     return *made, {}.fromkeys([3], x), *joined, kept, {}.setdefault("a", x), getattr(3, "missing", x), x * 2
+
+
+@program()
+def elements_are_made_one_by_one(x):
+    """What is done with an element is seen before the next one is made, and an error leaves the rest unmade."""
+    seen = []
+
+    def made(*values):
+        for value in values:
+            seen.append(("made", value))
+            yield value
+
+    def told(*values):
+        seen.append(("told", *values))
+        return values[-1]
+
+    found = functools.reduce(told, made(1, 2, 3)), functools.reduce(told, made(4), 3), max(made(1, 3, 2), key=told)
+    found += min(made(5, 4)), sum(made(1, 2), 3), any(made(0, 1, 2)), all(made(1, 0, 2)), max(made(), default=7)
+    for fold in (sum, max, lambda values: functools.reduce(lambda a, b: a + b, values)):
+        try:
+            fold(made(1, "a", 2))
+        except TypeError as error:
+            seen.append(str(error))
+    return x + 1, found, seen

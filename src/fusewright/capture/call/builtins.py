@@ -38,7 +38,7 @@ from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.ordering import extreme, sorted_row
 from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
-from fusewright.capture.call.support import drain, native_callback, native_iterable
+from fusewright.capture.call.support import drain, native_callback, native_iterable, one_by_one
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute
 from fusewright.sizes import symfloat as runtime_float
@@ -210,11 +210,10 @@ def _next(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _sum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
-    elements = drain(world, args[0])
     start = args[1] if len(args) > 1 else kwargs.get("start", 0)
-    if type(start) in SCALARS and all(type(element) in SCALARS for element in elements):
-        return native(sum, elements, start)
-    for element in elements:
+    if type(args[0]) in (list, tuple) and all(type(element) in SCALARS for element in (start, *args[0])):
+        return native(sum, args[0], start)
+    for element in one_by_one(world, args[0]):
         start = world.binary("+", start, element)
     return start
 
@@ -222,29 +221,19 @@ def _sum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _any_or_all(stop_at: bool) -> Row:
     def fold(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
         world = tracer.world
-        iterator = world.iterate(args[0])
-        while True:
-            try:
-                element = world.next(iterator)
-            except UserException as signal:
-                if isinstance(signal.exception, StopIteration):
-                    return not stop_at
-                raise
-            if world.truth(element) is stop_at:
-                return stop_at
+        found = any(world.truth(element) is stop_at for element in one_by_one(world, args[0]))
+        return found is stop_at
 
     return fold
 
 
 def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     fn, iterable, *initial = args
-    elements = drain(tracer.world, iterable)
-    if initial:
-        elements.insert(0, initial[0])
-    if not elements:
+    elements = one_by_one(tracer.world, iterable)
+    result = initial[0] if initial else next(elements, MISSING)
+    if result is MISSING:
         raise UserException(TypeError("reduce() of empty iterable with no initial value"))
-    result = elements[0]
-    for element in elements[1:]:
+    for element in elements:
         result = tracer.call(fn, (result, element))
     return result
 

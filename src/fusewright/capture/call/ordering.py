@@ -15,7 +15,8 @@ from fusewright.base.signals import UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import SCALARS
 from fusewright.capture.border.values.constant import is_constant
-from fusewright.capture.call.support import drain
+from fusewright.capture.call.support import drain, one_by_one
+from fusewright.capture.guards import MISSING
 from fusewright.sizes.symfloat import FloatNode, node_of
 
 if TYPE_CHECKING:
@@ -28,19 +29,21 @@ Kwargs = dict[str, Any]
 def extreme(fn: Callable[..., Any], op: str) -> Callable[[Tracer, Args, Kwargs], Any]:
     def pick(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         world = tracer.world
-        elements = drain(world, args[0]) if len(args) == 1 else list(args)
+        elements = args if len(args) > 1 else args[0]
         key = kwargs.get("key")
-        if key is None and len(elements) == 2 and (number := _larger(elements[1], elements[0], op)) is not None:
-            return number
-        if key is None and all(type(element) in SCALARS for element in elements):
-            return native(fn, elements, **{name: value for name, value in kwargs.items() if name == "default"})
-        if not elements:
-            return native(fn, elements, **kwargs)
+        if key is None and type(elements) in (list, tuple):
+            if len(elements) == 2 and (number := _larger(elements[1], elements[0], op)) is not None:
+                return number
+            if all(type(element) in SCALARS for element in elements):
+                return native(fn, elements, **{name: value for name, value in kwargs.items() if name == "default"})
         if len(args) > 1 and "default" in kwargs:
             return native(fn, *args, **kwargs)
-        best = elements[0]
+        rest = one_by_one(world, elements)
+        best = next(rest, MISSING)
+        if best is MISSING:
+            return native(fn, [], **kwargs)
         best_key = best if key is None else tracer.call(key, (best,))
-        for element in elements[1:]:
+        for element in rest:
             candidate = element if key is None else tracer.call(key, (element,))
             if world.truth(world.compare(op, candidate, best_key)):
                 best, best_key = element, candidate

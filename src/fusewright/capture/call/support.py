@@ -18,11 +18,12 @@ import struct
 import threading
 import types
 import uuid
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import Trampoline, TrampolineIterator, native
 from fusewright.capture.border.native_ready import PLAIN, for_native
 from fusewright.capture.border.values import cls as classes
@@ -71,6 +72,19 @@ def native_iterable(world: World, obj: Any) -> Any:
             f"a {type(iterator).__qualname__} that was made before the compiled function was called is consumed",
         )
     return iterator
+
+
+def one_by_one(world: World, obj: Any) -> Iterator[Any]:
+    """The elements of an iterable, each when it is asked for: what is done with one comes before the next is made."""
+    iterator = world.iterate(obj)
+    while True:
+        try:
+            element = world.next(iterator)
+        except UserException as signal:
+            if isinstance(signal.exception, StopIteration):
+                return
+            raise
+        yield element
 
 
 def drain(world: World, obj: Any) -> list[Any]:

@@ -181,7 +181,15 @@ def constant_is_fresh(r, x, y):
     return [r.call(torch.mul, (x, c)), c]
 
 
+def one_element(r, x, y):
+    """Its stride does not matter, and may be another one than that of what is written to it."""
+    c = r.call(torch.empty, ((1,),))
+    r.call(torch.Tensor.copy_, (c, r.call(torch.sum, (x,))))
+    return [r.call(torch.Tensor.view, (c, (1, 1))), c, r.call(torch.add, (y, c))]
+
+
 TWO = [
+    one_element,
     mutated_view,
     input_mutation,
     swap,

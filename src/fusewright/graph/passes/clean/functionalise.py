@@ -411,7 +411,7 @@ class _Functionaliser:
         assert ref.parent is not None and ref.step is not None
         here, self.build.location = self.build.location, ref.location
         try:
-            if _layout(self._known(base.meta["type"])) == _layout(self._known(ref.parent.type)):
+            if _alike(self._known(base.meta["type"]), self._known(ref.parent.type)):
                 return ref.step.apply(self.build, base, ref.type)
             if ref.step.op is aten.as_strided.default:
                 raise CannotFunctionalise("an as_strided view of a tensor whose new value is laid out differently")
@@ -549,5 +549,6 @@ def _types(value: object) -> object:
     return None
 
 
-def _layout(type_: TensorType) -> tuple[object, ...]:
-    return type_.shape, type_.stride, type_.offset, type_.dtype
+def _alike(one: TensorType, other: TensorType) -> bool:
+    """Whether a view of the one is as the same view of the other."""
+    return (one.shape, one.offset, one.dtype) == (other.shape, other.offset, other.dtype) and same_strides(one, other)
