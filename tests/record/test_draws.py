@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,6 +144,21 @@ def test_a_call_that_is_repeated_draws_once(training: bool) -> None:
         results = [run(x, torch.tensor(places)) for places in ([0, 1, 2], [0, 9, 2], [2, 1, 0])]
         found.append([*results, torch.rand(2)])
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("draw", [torch.rand, lambda *sizes: torch.empty(*sizes).normal_()])
+def test_a_product_that_is_refused_has_drawn_once(draw: Callable[..., torch.Tensor]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x @ draw(3, 3)
+
+    x, found = torch.ones(2, 3, dtype=torch.float64), []
+    for run in (function, fusewright.compile(function)):
+        torch.manual_seed(4)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="same dtype"):
+                run(x)
+        found.append(torch.rand(2))
+    assert torch.equal(*found)
 
 
 def test_layers_share_their_kernels() -> None:

@@ -60,8 +60,8 @@ def repeatable(
 
 def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:
     """`run` of a graph at ATen level, of which a call that raises RuntimeFallback has drawn no random numbers: the same
-    ones are drawn by the call that repeats it. Itself where the graph draws none, or looks at no values that an
-    operator may refuse (positions, divisors, matrices of linear algebra)."""
+    ones are drawn by the call that repeats it. Itself where the graph draws none, or has nothing that an operator may
+    refuse (positions, divisors, matrices of linear algebra, dtypes of products)."""
     devices = drawing_devices(graph)
     if not devices or not any(map(_may_refuse, graph.nodes)):
         return run
@@ -86,7 +86,10 @@ def _may_refuse(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and any(part in name for part in _REFUSING)
 
 
-_REFUSING = ("linalg", "cholesky", "_assert", "numpy_call", "of_size", "fusewright.draws")
+_REFUSING = (
+    "linalg", "cholesky", "_assert", "numpy_call", "of_size", "fusewright.draws", "mm", "conv", "linear", "attention",
+)  # fmt: skip
+"""Parts of the names of operators."""
 
 
 def _stops_a_checkpoint(error: Exception) -> bool:
