@@ -225,9 +225,7 @@ def _versions(
     archs: tuple[int, ...] = (),
 ) -> list[Version]:
     processor = "native" if archs else target
-    settings = option_tables.settings(
-        backend="native", options={**(options or {}), "disk_cache": False, "target": processor}
-    )
+    settings = option_tables.settings(backend="native", options={**(options or {}), "target": processor})
     request = _request(program, sizes)
     waiting: list[dict[str, int]] = [{}]
     made: list[Version] = []
