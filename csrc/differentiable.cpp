@@ -562,20 +562,12 @@ PyTypeObject differentiable_type = [] {
     return type;
 }();
 
-// configure_differentiable(transforms, hooks, keeps_graph, lay_out, tensor, parameter, node)
-//
-// node: the class of the autograd function's nodes, whose `apply` PyTorch's engine calls. It gets the backward itself,
-// instead of two Python functions that look for it (a twentieth of a small training step).
-PyObject *configure_differentiable(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+// configure_differentiable(transforms, hooks, keeps_graph, lay_out, tensor, parameter)
+PyObject *configure_differentiable(PyObject *, PyObject *const *args, Py_ssize_t n) {
     PyObject **places[] = {&asked.transforms, &asked.hooks,  &asked.keeps_graph,
                            &asked.lay_out,    &asked.tensor, &asked.parameter};
-    const Py_ssize_t known = static_cast<Py_ssize_t>(std::size(places));
-    if (n != known + 1) return PyErr_Format(PyExc_TypeError, "configure_differentiable takes %zd arguments", known + 1);
-    for (Py_ssize_t i = 0; i < known; i++) Py_XSETREF(*places[i], Py_NewRef(args[i]));
-    Held function(PyObject_GetAttrString(module, "backward"));
-    if (function.get() == nullptr) return nullptr;
-    Held method(PyInstanceMethod_New(function.get()));
-    if (method.get() == nullptr || PyObject_SetAttrString(args[known], "apply", method.get()) < 0) return nullptr;
+    for (Py_ssize_t i = 0; i < std::min<Py_ssize_t>(n, std::size(places)); i++)
+        Py_XSETREF(*places[i], Py_NewRef(args[i]));
     Py_RETURN_NONE;
 }
 

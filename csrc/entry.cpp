@@ -407,7 +407,10 @@ PyObject *set_left_alone(PyObject *, PyObject *callable) {
     Py_RETURN_NONE;
 }
 
+PyObject *as_method(PyObject *, PyObject *function) { return PyInstanceMethod_New(function); }
+
 PyMethodDef functions[] = {
+    {"as_method", as_method, METH_O, "as_method(function): a built-in function as a method of the class that has it."},
     {"set_fallback_error", set_fallback_error, METH_O,
      "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
     {"set_fell_back", set_fell_back, METH_O,

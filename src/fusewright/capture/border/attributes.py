@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,18 @@ from fusewright.capture.guards.sources import InstanceDict
 
 if TYPE_CHECKING:
     pass
+
+
+class ByType(dict[type, Any]):
+    """A table by type: the exact one's row, else that of the first base that fits, which it then keeps."""
+
+    def __init__(self, exact: Mapping[type, Any], bases: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__(exact)
+        self.bases = bases
+
+    def __missing__(self, kind: type) -> Any:
+        found = self[kind] = next(row for base, row in self.bases if issubclass(kind, base))
+        return found
 
 
 # Types whose instances made inside answer attribute reads natively, with nothing to guard.

@@ -13,7 +13,7 @@ import builtins
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
-from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS
+from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, ByType
 from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
 from fusewright.capture.border.foresight import Foreseen
 from fusewright.capture.border.interfaces import Outside, Tracer
@@ -49,18 +49,6 @@ from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.record.traced_tensor import TracedTensor
-
-
-class ByType(dict[type, Any]):
-    """A table by type: the exact one's row, else that of the first base that fits, which it then keeps."""
-
-    def __init__(self, exact: Mapping[type, Any], bases: Sequence[tuple[Any, Any]]) -> None:
-        super().__init__(exact)
-        self.bases = bases
-
-    def __missing__(self, kind: type) -> Any:
-        found = self[kind] = next(row for base, row in self.bases if issubclass(kind, base))
-        return found
 
 
 class World:
