@@ -314,7 +314,7 @@ def contains(world: World, container: Any, item: Any) -> bool:
             iterator = iterate(world, container)
         except UserException as signal:
             if isinstance(signal.exception, TypeError):  # CPython's own complaint is about `in`
-                native(operator.contains, type(kind.__name__, (), {})(), item)
+                native(operator.contains, type(classes.said_name(kind), (), {})(), item)
             raise
         while True:
             try:
@@ -441,7 +441,7 @@ def answered(world: World, obj: Any, name: str, ask: Callable[[Any], Any], value
     value = concrete(value)
     if issubclass(kind, wanted) and kind is not wanted and name in ("__index__", "__int__", "__float__", "__complex__"):
         raise GraphBreak("untraceable-call", f"{name} gives a {kind.__qualname__}, about which Python warns")
-    return native(ask, type(world.type_of(obj).__name__, (), {name: lambda *_: value})())
+    return native(ask, type(classes.said_name(world.type_of(obj)), (), {name: lambda *_: value})())
 
 
 def truth(world: World, obj: Any) -> bool:

@@ -492,12 +492,16 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
     if name == "count":
         return sum(1 for _ in matches)
     found = next(matches, None)
-    if found is None:
-        raise UserException(ValueError(f"{type(owner).__name__}.{name}(x): x not in {type(owner).__name__}"))
+    if found is None:  # an empty container says so in Python's words
+        empty = next(one for one in _EMPTY if isinstance(owner, type(one)))
+        return native(getattr(empty, name), text_ready(world, item))
     if name == "remove":
         operator.delitem(owner, found)  # type: ignore[arg-type]
         return None
     return found
+
+
+_EMPTY = ((), [], collections.deque())
 
 
 _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
