@@ -383,6 +383,17 @@ def test_a_normalised_row_that_is_rotated_is_one_kernel() -> None:
     torch.testing.assert_close(made.transpose(1, 2), rotated(*inputs), rtol=1e-4, atol=1e-5)
 
 
+def test_a_sum_of_two_is_no_reduction() -> None:
+    """Gradients of repeated heads: they are added where they are used."""
+    x = r(2, 8, 40, 16)
+    plan = on_a_gpu(lambda x: x.view(2, 4, 2, 40, 16).sum(2).transpose(1, 2).reshape(80, 64) * 2, [x])
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    assert "tl.sum" not in code.text
+    made = torch.full((80, 64), 113.0)
+    run_code(code, {"in0": x, code.buffers[-1]: made})
+    torch.testing.assert_close(made, x.view(2, 4, 2, 40, 16).sum(2).transpose(1, 2).reshape(80, 64) * 2)
+
+
 POINTS = {
     "embedding": ("%y = aten.embedding_dense_backward(%g, %i, 6, -1, False)", True),
     "embedding with a row left out": ("%y = aten.embedding_dense_backward(%g, %i, 6, 2, False)", True),

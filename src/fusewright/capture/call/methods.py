@@ -501,7 +501,7 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
     return found
 
 
-_EMPTY = ((), [], collections.deque())
+_EMPTY: tuple[Any, ...] = ((), [], collections.deque())
 
 
 _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
