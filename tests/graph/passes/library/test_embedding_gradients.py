@@ -54,7 +54,7 @@ def test_halves_are_summed_in_the_rows_that_were_read(padding: int | None, monke
     weight = torch.randn(50, 6).bfloat16().requires_grad_()
     index = torch.tensor([[4, 0, 7], [7, 7, 49], [4, 1, 0], [3, 3, 7]])
     scale = torch.randn(4, 3, 6).bfloat16()
-    program = lambda index, weight: (functional.embedding(index, weight, padding) * scale).sum()  # noqa: E731
+    program = lambda index, weight: (functional.embedding(index, weight, padding) * scale).sum()
     with stage_texts("backward operators") as texts:
         fusewright.compile(program, fullgraph=True)(index, weight).backward()
     found, weight.grad = weight.grad, None

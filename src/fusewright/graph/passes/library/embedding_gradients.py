@@ -77,9 +77,8 @@ def _summed_rows(build: Builder, node: Node) -> Node:
     kind: TensorType = node.meta["type"]
     rows = build.call(aten.reshape.default, gradient, [-1, kind.shape[-1]])
     positions = build.call(aten.reshape.default, index, [-1])
-    equal = build.call(
-        aten.eq.Tensor, build.call(aten.unsqueeze.default, positions, 1), build.call(aten.unsqueeze.default, positions, 0)
-    )
+    down, across = (build.call(aten.unsqueeze.default, positions, dim) for dim in (1, 0))
+    equal = build.call(aten.eq.Tensor, down, across)
     first = build.call(aten.argmax.default, build.call(aten._to_copy.default, equal, dtype=torch.int32), 1)
     wide = build.call(aten._to_copy.default, rows, dtype=torch.float32)
     sums = build.call(aten.index_add.default, build.call(aten.full_like.default, wide, 0.0), 0, first, wide)
