@@ -286,6 +286,20 @@ def test_scan_with_positions() -> None:
     torch.testing.assert_close(plans.run(plan, inputs), loops.run(program, inputs))
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "whole"),
+    [(64, 32000, True), (16, 32000, True), (64, 131072, True), (8, 131072, False), (64, 200000, False)],
+)
+def test_long_rows_of_a_gpu(rows: int, length: int, whole: bool) -> None:
+    """A program takes a row, unless rows are so few that parts of them keep more of the GPU busy."""
+    b = Builder()
+    options = ScheduleOptions(
+        min_parallel=528, lanes=64, chunks=1056, smallest_chunk=512, scratch_bytes=128 * 1024, whole_row=131072
+    )
+    plan = schedule(b.done(p.softmax(b, b.input(rows, length), line=7)), options)
+    assert (len(plan.kernels) == 1) is whole
+
+
 if __name__ == "__main__":
     for name, (build, _) in PROGRAMS.items():
         (GOLDEN / f"{name}.txt").write_text(plan_text(planned(build())) + "\n")

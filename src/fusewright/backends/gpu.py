@@ -39,10 +39,11 @@ __all__ = [
 ]
 
 
-WHOLE_ROW, WHOLE_COLUMN = 16384, 256
-"""On an H200 the softmax of 128 rows of 8192 takes 4.0 us as one kernel, 8.7 as five; layer norm of 256 rows of 4096
-and its gradients 12.2 as three kernels, 21.3 as seven (GPU time; a launch costs the processor 2 to 5 us more). Rows of
-32000 take as long either way."""
+WHOLE_ROW, WHOLE_COLUMN = 131072, 256
+"""GPU time, us, as one kernel and as five: on an H200 the softmax of 128 rows of 8192 takes 4.0 and 8.7; on an H100 of
+16 rows of 32000 6.4 and 8.7, of 256 such rows 26 and 61, of 64 rows of 131072 56 and 64, but of 8 rows of 131072 37 and
+11. Layer norm of 256 rows of 4096 and its gradients take 12.2 as three kernels, 21.3 as seven (H200). A launch costs
+the processor 2 to 5 us more."""
 OWN_BYTES = 8 << 20
 """Larger temporaries are allocations of their own, given back after their last reader; the rest are one allocation a
 call."""

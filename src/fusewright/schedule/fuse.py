@@ -322,7 +322,7 @@ class Fuser:
             if not recipe.inner:
                 lanes.add(group.lane)
                 continue
-            rows = max(options.small_points, outer * options.whole_row)
+            rows = max(options.small_points, outer * options.longest_row(outer))
             columns = max(options.small_points, outer * options.whole_column)
             if outer < options.min_parallel and max(nest.points() for nest in group.nests) > rows:
                 return False

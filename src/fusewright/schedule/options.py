@@ -23,11 +23,12 @@ class ScheduleOptions:
     memory: shorter chunks pay, of small reductions too). 0: no difference. max_buffers, max_statements: bounds of one
     kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations below which a kernel cannot
     keep a machine busy. small_points: iterations so few that parallelism does not matter; whole_row: neighbours in
-    memory that one program takes as soon as several and another kernel would (a GPU's), whole_column: the same of what
-    lies apart. chunk_points: reduced points from which a reduction with little outer parallelism is split. own_bytes:
-    temporaries from this size on have memory of their own, from their first writer to their last reader; None: all of
-    them share one arena, which stays. max_horizontal: kernels of one parallel region; horizontal_bytes: new memory that
-    a kernel in such a region may write, at the sizes of the call that is compiled for (examples).
+    memory that one program takes as soon as several and another kernel would (a GPU's; a quarter where such programs
+    would be very few), whole_column: the same of what lies apart. chunk_points: reduced points from which a reduction
+    with little outer parallelism is split. own_bytes: temporaries from this size on have memory of their own, from
+    their first writer to their last reader; None: all of them share one arena, which stays. max_horizontal: kernels of
+    one parallel region; horizontal_bytes: new memory that a kernel in such a region may write, at the sizes of the call
+    that is compiled for (examples).
     """
 
     fusion: bool = True
@@ -50,3 +51,11 @@ class ScheduleOptions:
     max_horizontal: int = 1024
     horizontal_bytes: int = 1024 * 1024
     examples: Mapping[Expr, int] = field(default_factory=dict, compare=False)
+
+    def longest_row(self, rows: int) -> int:
+        """`whole_row`, where there are so many."""
+        return self.whole_row if rows * FEW_ROWS >= self.min_parallel else self.whole_row // 4
+
+
+FEW_ROWS = 12
+"""Rows are very few below this part of `min_parallel`."""

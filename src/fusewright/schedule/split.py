@@ -148,7 +148,7 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
     outer = estimate(product(axis.extent for axis in operation.axes))
     reduced = estimate(product(axis.extent for axis in operation.reduced))
     along_outer = options.lanes > 1 and _along_outer(operation)
-    whole = 0 if along_outer else options.whole_row
+    whole = 0 if along_outer else options.longest_row(outer)
     smallest, least_points = options.smallest_chunk, options.chunk_points
     if options.gathered_chunk and any(load.bindings for load in survey([operation.value]).loads):
         smallest, least_points, whole = options.gathered_chunk, 16 * options.gathered_chunk, 0

@@ -16,6 +16,8 @@ MOST_SHARED = 220 * 1024
 """Bytes of shared memory for operands in flight: a Hopper multiprocessor has 227 KiB for a program."""
 SKINNY = 64
 """Rows up to which a product waits for memory rather than for arithmetic."""
+LEAST_COLUMNS = 16
+"""Of a program's block."""
 MOST_SLICES = 16
 PER_OPERATION = {torch.float32: 16}
 """Multiply-additions of a multiprocessor's tensor cores in the time of one other operation (on an H200): of float32 as
@@ -166,6 +168,8 @@ def product_tiles(shape: ProductShape, processor: Processor, most: int) -> list[
             for slices in _slice_counts(batch, inner, k) if sliceable else (1,):
                 # Bytes are the same for all: what differs is how many programs ask for them, and what slices cost
                 # afterwards.
+                if 3 * programs * slices < processor.units and x > LEAST_COLUMNS and columns > x:
+                    continue  # so few programs cannot read what is there as fast as it comes
                 waves = programs * slices / (2 * processor.units)
                 idle = _blocks(programs * slices, processor.units) * processor.units / (programs * slices)
                 offer(ProductTile(x, y, k, warps, stages, 1), slices, idle + max(0.0, 1 - waves) + 0.05 * slices)

@@ -27,6 +27,7 @@ from fusewright.codegen.triton.positions import grouped, positions
 from fusewright.codegen.triton.tiles import Tile, accumulates, choose
 from fusewright.codegen.triton.values import Value
 from fusewright.loops.ir import (
+    FLOAT8,
     Apply,
     CheckedIndex,
     Constant,
@@ -538,7 +539,8 @@ class Emitter:
             mask, mask_dims, mask_level = self.mask_text(dims)
         written = self.memory(buffer) in self.shape.aliases.values()
         level = max(index.level, mask_level, self.level if written else 0)
-        text = f"tl.load({self.pointer(buffer, index, dims)}{f', {mask}, other=0' if mask else ''})"
+        other = "0.0" if expr.dtype in FLOAT8 else "0"  # Triton converts no integer to these
+        text = f"tl.load({self.pointer(buffer, index, dims)}{f', {mask}, other={other}' if mask else ''})"
         self.loads.setdefault(self.memory(buffer), []).append(text)
         return self.bind(text, dims, level)
 
