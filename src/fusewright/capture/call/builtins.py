@@ -38,7 +38,7 @@ from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.ordering import extreme, sorted_row
 from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
-from fusewright.capture.call.support import drain, native_callback, native_iterable, one_by_one
+from fusewright.capture.call.support import drain, iterable_for, native_callback, native_iterable, one_by_one
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute
 from fusewright.sizes import symfloat as runtime_float
@@ -362,7 +362,7 @@ def _format(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
 
 def _collect(cls: type) -> Row:
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        ready = (native_iterable(tracer.world, args[0]), *args[1:]) if args else ()
+        ready = (iterable_for(cls)(tracer.world, args[0]), *args[1:]) if args else ()
         return native(cls, *ready, **kwargs)
 
     return make

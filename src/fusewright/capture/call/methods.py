@@ -13,6 +13,7 @@ import collections
 import itertools
 import operator
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -424,7 +425,7 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
     if not issubclass(owner, _CONTAINER_BASES) and owner not in call_support.PURE_CLASSES:
         raise GraphBreak("untraceable-call", f"{owner.__module__}.{owner.__qualname__}.__new__")
     ready = tuple(
-        call_support.native_iterable(world, value)
+        call_support.iterable_for(owner)(world, value)
         if issubclass(owner, (tuple, frozenset))
         else for_native(world, value)
         for value in args[1:]
@@ -438,7 +439,8 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
 def _takes_iterables(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     try:
-        ready = tuple(call_support.native_iterable(world, value) for value in args)
+        take = call_support.iterable_for(type(owner))
+        ready = tuple(take(world, value) for value in args)
     except UserException as signal:
         if fn.__name__ == "join" and isinstance(signal.exception, TypeError):  # which has a complaint of its own
             ready = (object(),)
@@ -478,24 +480,27 @@ def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> No
 def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """index, count and remove compare elements: through the border, unless all are scalars."""
     world, name = tracer.world, fn.__name__
-    if not isinstance(owner, (list, tuple, collections.deque)) or all(
-        type(element) in SCALARS for element in (*owner, *args)
-    ):
+    base: Any = next((base for base in (list, tuple, collections.deque) if isinstance(owner, base)), None)
+    if base is None or all(type(element) in SCALARS for element in (*base.__iter__(owner), *args)):
         return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)
     item, *limits = args
-    positions = range(len(owner))[slice(*limits)] if limits else range(len(owner))
+    positions = range(base.__len__(owner))
     matches = (
         index
-        for index in positions
-        if protocols.identical(owner[index], item) or world.truth(world.compare("==", owner[index], item))
+        for index in (positions[slice(*limits)] if limits else positions)
+        if protocols.identical(element := base.__getitem__(owner, index), item)
+        or world.truth(world.compare("==", element, item))
     )
     if name == "count":
         return sum(1 for _ in matches)
     found = next(matches, None)
     if found is None:
-        raise UserException(ValueError(f"{type(owner).__name__}.{name}(x): x not in {type(owner).__name__}"))
+        said = f"{base.__name__}.{name}(x): x not in {base.__name__}"
+        if base is collections.deque or (name == "index" and base is list and sys.version_info < (3, 14)):
+            said = f"{world.format(item, 2, '')} is not in {base.__name__}"
+        raise UserException(ValueError(said))
     if name == "remove":
-        operator.delitem(owner, found)  # type: ignore[arg-type]
+        base.__delitem__(owner, found)
         return None
     return found
 
