@@ -59,9 +59,8 @@ def call_of(row: Row, function: Any, compiled: Any) -> Call:
 
         return infer
     leaves = [one for one in arguments if isinstance(one, torch.Tensor) and one.is_floating_point()]
-    leaves = [one.requires_grad_() for one in leaves] + list(
-        function.parameters() if isinstance(function, nn.Module) else ()
-    )
+    parameters = function.parameters() if isinstance(function, nn.Module) else ()
+    leaves = [*(one.requires_grad_() for one in leaves), *(one for one in parameters if one.requires_grad)]
     tangents: list[torch.Tensor] = []
 
     def step() -> Any:

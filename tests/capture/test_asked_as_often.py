@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -129,7 +131,8 @@ def outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
         result = type(error)
     if isinstance(result, tuple) and hasattr(result[1], "__next__"):
         result = type(result[1]), list(result[1])
-    return str(result), tuple(CALLED)
+    called = tuple(CALLED)
+    return re.sub("0x[0-9a-f]+", "", str(result)), called
 
 
 @pytest.mark.parametrize("name", OF_OPERANDS)
@@ -182,6 +185,70 @@ def test_iterators_that_leave_the_frame(kind: str, program: Any) -> None:
         expected = outcome(program, torch.ones(2), CONTAINERS[kind](), make)
         for call in range(2):
             assert outcome(compiled, torch.ones(2), CONTAINERS[kind](), make) == expected, (name, call)
+
+
+TEXT = ("__repr__", "__str__", "__format__")
+NUMBER = ("__index__", "__int__", "__float__")
+OF_ANY_KIND: dict[str, Callable[[], Any]] = {
+    base.__name__: (lambda kind=noting(base, *names, __bool__=True, **answers), filling=filling: kind(*filling))
+    for base, names, answers, filling in (
+        (list, (*CONTAINER, *TEXT, "__getitem__", "sort", "__setitem__"), {"__index__": 1}, ([1, 2],)),
+        (dict, (*MAPPING, *TEXT, "__setitem__", "update"), {}, ({"a": 1},)),
+        (collections.OrderedDict, (*MAPPING, *TEXT, "__setitem__", "update"), {}, ({"a": 1},)),
+        (set, (*CONTAINER, *TEXT), {}, ([1],)), (tuple, (*CONTAINER, *TEXT), {}, ([1, 2],)),
+        (int, (*TEXT, *NUMBER), {}, (1,)), (float, (*TEXT, "__float__"), {"__index__": 1}, (1.5,)),
+        (str, (*CONTAINER, *TEXT, "__getitem__"), {"__index__": 1}, ("ab",)),
+        (object, TEXT, {"__len__": 2, "__getitem__": 1, "__index__": 1}, ()),
+    )
+}  # fmt: skip
+
+
+def refused(x: torch.Tensor, one: Any) -> Any:
+    assert not one, one
+
+
+def raised(x: torch.Tensor, one: Any) -> Any:
+    raise ValueError(one)
+
+
+OF_ANY: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "in a text": lambda x, one: f"{[one]}",
+    "percent": lambda x, one: "%s" % one,  # noqa: UP031
+    "text": lambda x, one: str({"a": one}),
+    "sort": lambda x, one: one.sort(),
+    "identity": lambda x, one: id(one) == id(one),
+    "product": lambda x, one: x is None or list(itertools.product(list(one), one)),
+    "assert": refused,
+    "raise": raised,
+    "reverse": lambda x, one: sorted([2, 1], reverse=one),
+    "limit": lambda x, one: [1, 2].index(1, one),
+    "join": lambda x, one: ",".join(one),
+    "update": lambda x, one: one.update(a=4),
+    "complex": lambda x, one: complex(one),
+    "int": lambda x, one: int(one),
+    "reversed": lambda x, one: [next(reversed(one)), len(list(reversed(one)))],
+    "sorted": lambda x, one: sorted(one),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY)
+@pytest.mark.parametrize("kind", OF_ANY_KIND)
+def test_any_object(kind: str, name: str) -> None:
+    program = OF_ANY[name]
+    if kind == "object" and name in ("join", "product", "sorted"):
+        return  # its elements never end
+    expected = outcome(program, torch.ones(2), OF_ANY_KIND[kind]())
+    compiled = fusewright.compile(types.FunctionType(program.__code__, globals()))
+    for call in range(3):
+        assert outcome(compiled, torch.ones(2), OF_ANY_KIND[kind]()) == expected, call
+
+
+def test_where_a_search_begins() -> None:
+    def program(x: torch.Tensor) -> list[Any]:
+        held: list[Any] = [1, (x,), 1, "a"]
+        return [held.index(1, 1), held.index(1, 0, 1), held.index("a", -1), (1, held, 1).index(1, 1)]
+
+    assert fusewright.compile(program)(torch.ones(2)) == program(torch.ones(2)) == [2, 0, 3, 2]
 
 
 @pytest.mark.parametrize("base", [list, dict, collections.OrderedDict, set, Exception, object])

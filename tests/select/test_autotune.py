@@ -231,6 +231,38 @@ def test_products_of_one_matrix_may_run_together(horizontal: bool) -> None:
     assert all(kernel.name in tuned.tiles for kernel in made)
 
 
+def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = (F.silu(x @ gate) * (x @ up)) @ down
+    return x
+
+
+@pytest.mark.parametrize("rows", [8, 96])
+def test_products_that_meet_may_be_one_kernel(rows: int) -> None:
+    """With what is made of them, where the rows are few."""
+    inputs = [torch.randn(*shape) for shape in ((rows, 512), (512, 512), (512, 512), (512, 512))]
+    plan = schedule(lowered(gated, inputs), ScheduleOptions(min_parallel=528, lanes=64))
+    tuner = FakeAutotuner({"dual": 0.1, "apart": 1.0, "horizontal": 2.0, LIBRARY: 1.0, "fused": 0.5, "": 1.5}, plan=plan)
+    tuned = tune(plan, Processor(), CPU, Budget(tuner, None, 1e9, tuner.clock))
+    made = [kernel.product for kernel in tuned.plan.kernels.values() if kernel.product is not None]
+    pairs = [product for product in made if product.besides]
+    assert len(pairs) == (2 if rows == 8 else 0)
+    assert all(len({product.local, product.besides[0].local}) == 2 for product in pairs)
+    assert rows > 8 or len(tuned.plan.steps) == 4
+
+
+def test_a_kernel_that_another_product_took_is_no_part_of_a_dual_product() -> None:
+    def meeting(x: torch.Tensor, y: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+        return F.silu(x @ w[0]) * (x @ w[1]) + y @ w[2]
+
+    inputs = [torch.randn(*shape) for shape in ((8, 512), (8, 512), (512, 512), (512, 512), (512, 512))]
+    plan = schedule(lowered(meeting, inputs), ScheduleOptions(min_parallel=528, lanes=64))
+    tuner = FakeAutotuner({"dual": 0.1, "fused": 0.5, LIBRARY: 1.0, "": 1.5}, plan=plan)
+    tuned = tune(plan, Processor(), CPU, Budget(tuner, None, 1e9, tuner.clock))
+    made = [kernel.product for kernel in tuned.plan.kernels.values() if kernel.product is not None]
+    assert not any(product.besides for product in made) and any("fused" in one.winner for one in tuned.answers)
+
+
 def test_a_kernel_that_adds_slices_may_be_tuned_in_turn() -> None:
     """It reads memory that the plan has only since the product was chosen."""
     inputs = [torch.randn(*shape) for shape in ((256, 384), (320, 256))]

@@ -100,13 +100,22 @@ def test_short_attention(rows: int, columns: int, mask: str, monkeypatch: pytest
     assert error <= 1.5 * usual and result.dtype is dtype
 
 
-def test_halves_behind_loops_are_read_as_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a pointwise kernel makes of halves is not stored as float32 for the scores; and the projection of values
-    takes no attention for the kernel that follows it."""
+def normalised(heads: torch.Tensor) -> torch.Tensor:
+    return (heads * torch.rsqrt(heads.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(heads.dtype)
+
+
+LOOPS = {"pointwise": (lambda q: q * 1.5, torch.cos), "normalised": (normalised, lambda k: normalised(k) * 2)}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_halves_behind_loops_are_read_as_halves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel makes of halves, in one stage or several, is not stored as float32 for the scores; and the
+    projection of values takes no attention for the kernel that follows it."""
+    of_q, of_k = LOOPS[name]
 
     def attend(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         q, k, v = F.linear(x, w).view(2, 16, 3, 4, 24).permute(2, 0, 3, 1, 4)
-        q, k = q * 1.5, k.cos()
+        q, k = of_q(q), of_k(k)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 16, -1)
 
     inputs = [torch.randn(2, 16, 64).half(), (torch.randn(288, 64) / 8).half()]

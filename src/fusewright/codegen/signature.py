@@ -108,7 +108,9 @@ def _product(number: _Numberer, product: Product) -> Hashable:
     if product.chain is not None:
         parts = tuple(_product(number, part) for part in product.chain.parts)
         inner = ("chain", *parts, *_places(number, product.chain.places))
-    return (number.local(product.local), *sides, product.k, product.length, product.full, product.most, inner, *chosen)
+    besides = tuple(_product(number, one) for one in product.besides)
+    facts = (product.k, product.length, product.full, product.most)
+    return (number.local(product.local), *sides, *facts, inner, besides, *chosen)
 
 
 def _softmax(number: _Numberer, softmax: Softmax) -> Hashable:

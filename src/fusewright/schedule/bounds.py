@@ -409,6 +409,8 @@ class _OfKernel:
             self.product(found.softmax.scores, Axis(found.k, found.length))
         for part in () if found.chain is None else found.chain.parts:
             self.product(part, Axis(found.k, found.length))
+        for one in found.besides:
+            self.product(one, *more)
         cases = self.enter(*self.kernel.outer, *more, Axis(found.k, found.length))
         for side in (found.left, found.right):
             self.operand(side, cases)

@@ -165,7 +165,8 @@ class Product:
     precision (not in TF32). chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch
     by batch). most: rows, where their number is none that is known; the kernel runs for 1 to `most`, which is UNBOUNDED
     where it stands alone.
-    softmax, chain: what the left operand, an expression, is made of.
+    softmax, chain: what the left operand, an expression, is made of. besides: products of the same left operand that
+    are summed at the same points.
     """
 
     local: str
@@ -178,6 +179,7 @@ class Product:
     most: int = 0
     softmax: Softmax | None = None
     chain: Chain | None = None
+    besides: tuple[Product, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ def product_lines(product: Product) -> list[str]:
     elif chain is not None:
         places, before = chain.places, [product_text(part) for part in chain.parts]
     else:
-        return [product_text(product)]
+        return [product_text(one) for one in (product, *product.besides)]
     within = f"for {product.k} in {places.least} .. {places.end} of rows {places.first} .. {places.last}"
     seen = "" if places.seen is None else f" where {expression_text(places.seen)}"
     return [f"{within}{seen}:", *(f"  {line}" for line in (*before, product_text(product)))]

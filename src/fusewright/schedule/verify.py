@@ -115,7 +115,8 @@ def verify_kernel(kernel: Kernel) -> None:
 
 
 def _locals(product: Product) -> set[str]:
-    return {product.local} if product.softmax is None else {product.local, product.softmax.most, product.softmax.total}
+    of_softmax = set() if product.softmax is None else {product.softmax.most, product.softmax.total}
+    return {product.local, *of_softmax, *(one.local for one in product.besides)}
 
 
 def _verify_operands(kernel: Kernel, product: Product, known: set[str], outer: frozenset[Expr] = frozenset()) -> None:
@@ -127,6 +128,9 @@ def _verify_operands(kernel: Kernel, product: Product, known: set[str], outer: f
     for part in () if product.chain is None else product.chain.parts:
         made.add(part.local)
         _verify_operands(kernel, part, known, frozenset({product.k}))
+    for one in product.besides:
+        _require(one.left == product.left and one.k is product.k, f"{kernel.name}: {one.local} is of another operand")
+        _verify_operands(kernel, one, known, outer)
     for side in (product.left, product.right):
         if side.value is None:
             _require(side.buffer in known, f"{kernel.name}: {side.buffer} is no parameter")

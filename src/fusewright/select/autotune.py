@@ -249,7 +249,7 @@ def tune(plan: Plan, processor: Processor, device: torch.device, budget: Budget)
     choices = [choice for question in asked for choice in _at_places(plan, question, _winner(question, answers))]
     computing = prologue_questions(plan, choices, processor)
     choices = _with_prologues(computing, choices, budget.ask(computing), plan)
-    grouped = group_questions(plan, [choice for choice in choices if not choice.computed], processor)
+    grouped = group_questions(plan, choices, processor)
     decided = budget.ask(grouped)
     chosen = prologues.of_producers(plan, [producer for choice in choices for producer in choice.computed])
     tiles: dict[str, Tile | ProductTile] = {}
@@ -259,8 +259,9 @@ def tune(plan: Plan, processor: Processor, device: torch.device, budget: Budget)
         if candidate is not None and candidate is not question.candidates[0]:
             (tile,) = candidate.tiles.values()
             for group in question.places:
-                kernel = variants.horizontal(group)
-                chosen.append(variants.of_group(group, kernel))
+                pair = variants.dual(plan, group) if candidate.name.startswith("dual ") else None
+                kernel, following = pair or (variants.horizontal(group), -1)
+                chosen.append(variants.of_group(group, kernel, following))
                 tiles[kernel.name] = tile
                 merged.update(site.step for site in group)
     for choice in choices:
@@ -421,8 +422,9 @@ def _with_prologues(
 
 
 def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:
-    """One for each distinct group of products that can run side by side: as they were chosen, or as one kernel."""
-    by_step = {choice.site.step: choice for choice in choices}
+    """One for each distinct group of products that can run side by side: as they were chosen, as one kernel, or as one
+    with the kernel that reads their results. What a product computes of its operands stays as it was chosen."""
+    by_step = {choice.site.step: choice for choice in choices if not choice.computed}
     by_key: dict[str, list[tuple[Site, ...]]] = {}
     for group in variants.groups(plan, [by_step[step].site for step in sorted(by_step)]):
         members = [by_step[site.step] for site in group]
@@ -430,14 +432,30 @@ def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor)
             (None if m.variant is None else (m.variant.name, m.tile), _follower_signature(plan, m.site))
             for m in members
         ]
+        pair = _pair(plan, group, choices)
         facts = (
             signature(variants.horizontal(group)),
+            pair and signature(pair[0]),
             before,
             [site.extern.target for site in group],
             group[0].result.shape,
         )
         by_key.setdefault(hashlib.sha256(repr(facts).encode()).hexdigest(), []).append(group)
-    return [_group_question(plan, key, places, by_step, processor) for key, places in by_key.items()]
+    return [_group_question(plan, key, places, choices, processor) for key, places in by_key.items()]
+
+
+def _pair(plan: Plan, group: Sequence[Site], choices: Sequence[Choice]) -> tuple[Kernel, int] | None:
+    """The group's dual product, where it is worth a question (few rows wait for memory and for each other) and no other
+    product has taken the kernel."""
+    pair = variants.dual(plan, group) if group[0].known_rows <= SKINNY else None
+    own = {site.step for site in group}
+    for choice in choices if pair is not None else ():
+        others = {producer.step for producer in choice.computed}
+        if choice.variant is not None and choice.site.step not in own:
+            others.add(choice.site.following)
+        if pair[1] in others:  # type: ignore[index]
+            return None
+    return pair
 
 
 def _follower_signature(plan: Plan, site: Site) -> object:
@@ -446,9 +464,13 @@ def _follower_signature(plan: Plan, site: Site) -> object:
 
 
 def _group_question(
-    plan: Plan, key: str, places: list[tuple[Site, ...]], by_step: Mapping[int, Choice], processor: Processor
+    plan: Plan,
+    key: str,
+    places: list[tuple[Site, ...]],
+    choices: Sequence[Choice],
+    processor: Processor,
 ) -> Question:
-    group = places[0]
+    group, by_step = places[0], {choice.site.step: choice for choice in choices}
     apart: list[tuple[int, tuple[Step, ...]]] = []
     kernels: dict[str, Kernel] = {}
     tiles: dict[str, Tile | ProductTile] = {}
@@ -494,6 +516,15 @@ def _group_question(
         candidates.append(
             Candidate(f"horizontal {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile})
         )
+    pair = _pair(plan, group, choices)
+    if pair is not None:
+        joined, _ = pair
+        results -= {site.result.name for site in group}
+        shape = replace(shape, extents=(1, *extents[1:]), rights=len(group))
+        for tile, _ in product_tiles(shape, processor, MOST_TILES):
+            candidates.append(
+                Candidate(f"dual {tile.text}", (RunKernel(joined.name),), {joined.name: joined}, {joined.name: tile})
+            )
     title = f"{len(group)} products {site.rows}x{site.columns}x{site.inner} of one matrix"
     weight = float(site.work) * len(group) * len(places)
     return Question(title, key, weight, tuple(candidates), tuple(sorted(results)), _tolerance(product), tuple(places))

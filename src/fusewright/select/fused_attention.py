@@ -230,11 +230,12 @@ def _joined(
     later = [share, *(store.value for store in stores)]
     if any(column.symbol in sizes.free_symbols(dim) for dim in (*survey(later).dims, *(s.index for s in stores))):
         return None
-    producers = (
-        *prologues.producers(plan, inner, *taken),
-        *(one for one in prologues.producers(plan, site, *taken) if one.side == "right"),
+    producers = tuple(
+        one
+        for of in (inner, site)
+        for one in (*prologues.producers(plan, of, *taken), *prologues.wideners(plan, of, *taken))
+        if (of is inner or one.side == "right") and (copied(one.value) is not None or _is_widened(one))
     )
-    producers = tuple(one for one in producers if copied(one.value) is not None or _is_widened(one))
     by_buffer = {one.buffer: one for one in producers}
     d = sizes.loop_symbol("d", inner.inner)
     renamed: dict[Expr, Expr] = {sites.inner_symbol(inner.inner): d}

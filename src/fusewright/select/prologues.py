@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import torch
+
 from fusewright.base.records import dataclass, replace
 from fusewright.base.thresholds import MOST_PROLOGUE_NODES
+from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Buffer, Expression, LocalValue, Store
 from fusewright.schedule.expressions import survey
-from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Reduce, RunKernel, Stage, roots
+from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Reduce, RunKernel, Stage, Statement, roots
 from fusewright.select.replacement import Replacement, is_private, touched
 from fusewright.select.sites import Site, steps_of
 from fusewright.select.statements import Different, Statements
@@ -57,9 +60,33 @@ def producers(
     return tuple(producer for producer in found if producer is not None)
 
 
-def _producer(
+def wideners(
+    plan: Plan, site: Site, used: Mapping[str, Sequence[int]], taken: Collection[int] = ()
+) -> tuple[Producer, ...]:
+    """Of the site's operands, those that a kernel of several stages stores as float32, halves before: whoever reads
+    halves may have it store them. Their values stand for what is stored, and are none to compute."""
+    found = []
+    for side in SIDES if site.left.buffer != site.right.buffer else ():
+        number, kernel = _writer(plan, site, side, used, taken) or (-1, None)
+        name = getattr(site, side).buffer
+        if kernel is None or len(kernel.stages) == 1 or kernel.product is not None:
+            continue
+        statements = [statement for stage in kernel.stages for statement in stage.statements]
+        known = {one.local: one.value for one in statements if isinstance(one, Define)}
+        stores = [one for one in statements if isinstance(one, Store) and one.buffer == name]
+        value = stores[0].value
+        value = known.get(value.name, value) if isinstance(value, LocalValue) else value
+        if len(stores) != 1 or not isinstance(value, Apply) or value.op != "cast" or value.dtype is not torch.float32:
+            continue
+        stand_in = ir.cast(ir.local_value(name, value.args[0].dtype), value.dtype)
+        found.append(Producer(number, side, name, stand_in, kernel))
+    return tuple(found)
+
+
+def _writer(
     plan: Plan, site: Site, side: str, used: Mapping[str, Sequence[int]], taken: Collection[int]
-) -> Producer | None:
+) -> tuple[int, Kernel] | None:
+    """The step and the kernel whose result the site's product alone reads, as that operand."""
     operand: Operand = getattr(site, side)
     name = operand.buffer
     touching = used.get(name, ())  # a buffer of the site's own is touched by no step of the plan
@@ -71,11 +98,19 @@ def _producer(
         or not is_private(plan, name)
     ):
         return None
-    number = touching[0]
-    step = plan.steps[number]
-    if not isinstance(step, RunKernel):
+    step = plan.steps[touching[0]]
+    return (touching[0], plan.kernels[step.kernel]) if isinstance(step, RunKernel) else None
+
+
+def _producer(
+    plan: Plan, site: Site, side: str, used: Mapping[str, Sequence[int]], taken: Collection[int]
+) -> Producer | None:
+    written = _writer(plan, site, side, used, taken)
+    if written is None:
         return None
-    kernel = plan.kernels[step.kernel]
+    number, kernel = written
+    operand: Operand = getattr(site, side)
+    name = operand.buffer
     stored = _stored(kernel, name)
     if stored is None or len({plan.buffers[buffer].device for buffer in (*kernel.buffers, site.result.name)}) != 1:
         return None
@@ -166,21 +201,22 @@ def narrowed(plan: Plan, widened: Iterable[Producer]) -> dict[str, Buffer]:
 
 
 def _storing(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Kernel:
-    """The pointwise kernel that stores halves in these, where it widened them."""
-    (stage,) = kernel.stages
+    """The kernel that stores halves in these, where it widened them."""
     known: dict[str, Expression] = {}
-    statements = []
-    for statement in stage.statements:
+
+    def halved(statement: Statement) -> Statement:
         if isinstance(statement, Define):
             known[statement.local] = statement.value
-        elif isinstance(statement, Store) and statement.buffer in buffers:
-            value = statement.value
-            value = known.get(value.name, value) if isinstance(value, LocalValue) else value
-            assert isinstance(value, Apply) and value.op == "cast"
-            statement = replace(statement, value=value.args[0])
-        statements.append(statement)
+        if not isinstance(statement, Store) or statement.buffer not in buffers:
+            return statement
+        value = statement.value
+        value = known.get(value.name, value) if isinstance(value, LocalValue) else value
+        assert isinstance(value, Apply) and value.op == "cast"
+        return replace(statement, value=value.args[0])
+
+    stages = (replace(stage, statements=tuple(map(halved, stage.statements))) for stage in kernel.stages)
     dtypes = (buffers[name].dtype if name in buffers else dtype for name, dtype in zip(kernel.buffers, kernel.dtypes))
-    return replace(kernel, stages=(replace(stage, statements=tuple(statements)),), dtypes=tuple(dtypes), inplace=())
+    return replace(kernel, stages=tuple(stages), dtypes=tuple(dtypes), inplace=())
 
 
 def of_producers(
@@ -198,6 +234,7 @@ def of_producers(
         assert isinstance(step, RunKernel)
         kernel = plan.kernels[step.kernel]
         stored = {name: halves[name] for name in buffers if name in halves}
-        rest = without(_storing(kernel, stored), buffers - stored.keys())
+        narrow = _storing(kernel, stored)
+        rest = without(narrow, buffers - stored.keys()) if buffers != stored.keys() else narrow
         found.append(Replacement((number,), number, () if rest is None else (rest,), tuple(stored.values())))
     return found

@@ -2,13 +2,14 @@
 
 Takes a `Site`; gives its `Variant`s: kernels that do what the library's operator does, with the pointwise kernel that
 follows as their last part (`fused`), with the inner dimension cut into parts that the following kernel adds up
-(`split_k`), or alone (`plain`); and one kernel for products of one left operand (`horizontal`). Always holds: a variant
-computes what the steps that it stands for compute, products summed in float32.
+(`split_k`), or alone (`plain`); and one kernel for products of one left operand (`horizontal`), or for those and the
+kernel that alone reads their results (`dual`). Always holds: a variant computes what the steps that it stands for
+compute, products summed in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -29,7 +30,7 @@ from fusewright.schedule.plan import (
     roots,
 )
 from fusewright.select.replacement import Replacement, touched
-from fusewright.select.sites import LEAST_INNER, Site, axes_of, inner_symbol, steps_of
+from fusewright.select.sites import LEAST_INNER, Site, axes_of, inner_symbol, steps_of, with_following
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
@@ -90,7 +91,7 @@ def _kernel(
     stage = Stage((), tuple(statements))
     dtypes: dict[str, torch.dtype] = {}
     if product is not None:
-        for side in (product.left, product.right):
+        for side in (product.left, *(one.right for one in (product, *product.besides))):
             dtypes |= (
                 {side.buffer: side.dtype}
                 if side.value is None
@@ -170,13 +171,7 @@ def fused(plan: Plan, site: Site) -> Variant | None:
     if kernel is None or mapping is None:
         return None
     value = _value(site, ir.local_value(LOCAL, torch.float32))
-    rewriter = Rewriter(
-        lambda dim: sizes.substitute(dim, mapping),
-        lambda load: value if load.buffer == site.result.name else None,
-        lambda local: local,
-        lambda old, new: old,
-    )
-    statements = [_rewritten(rewriter, statement) for stage in kernel.stages for statement in stage.statements]
+    statements = _epilogue(kernel, mapping, {site.result.name: value})
     if site.kept:
         statements.insert(0, Store(site.result.name, _place(site), value))
     made = _kernel(
@@ -184,6 +179,18 @@ def fused(plan: Plan, site: Site) -> Variant | None:
     )
     before, added = _before(site)
     return Variant("fused", (*before, made), added)
+
+
+def _epilogue(kernel: Kernel, points: dict[Expr, Dim], values: Mapping[str, Expression]) -> list[Statement]:
+    """The kernel's statements over a product's symbols, with what it would read of these buffers in the loads'
+    places."""
+    rewriter = Rewriter(
+        lambda dim: sizes.substitute(dim, points),
+        lambda load: values.get(load.buffer),
+        lambda local: local,
+        lambda old, new: old,
+    )
+    return [_rewritten(rewriter, statement) for stage in kernel.stages for statement in stage.statements]
 
 
 def substituted(value: Expression, mapping: dict[Expr, Dim]) -> Expression:
@@ -414,11 +421,49 @@ def horizontal(group: Sequence[Site]) -> Kernel:
     )
 
 
+def dual(plan: Plan, group: Sequence[Site]) -> tuple[Kernel, int] | None:
+    """One kernel for a group whose results are read by one pointwise kernel alone, with that kernel as its last part,
+    and the number of its step (of two products: a dual GEMM); None where there is no such kernel."""
+    members = [with_following(plan, site) for site in group]
+    first = members[0]
+    kernel = _follower(plan, first)
+    if kernel is None or any(site.following != first.following or site.kept for site in members):
+        return None
+    points = [_points(site, kernel) for site in members]
+    if points[0] is None or any(one != points[0] for one in points):
+        return None
+    locals_ = [LOCAL, *(f"{LOCAL}{number}" for number in range(1, len(members)))]
+    values = {
+        site.result.name: _value(site, ir.local_value(local, torch.float32)) for site, local in zip(members, locals_)
+    }
+    products = [replace(whole(site), local=local) for site, local in zip(members, locals_)]
+    made = _kernel(
+        first,
+        f"products_{kernel.name}_{first.step}",
+        first.axes,
+        _epilogue(kernel, points[0], values),
+        replace(products[0], besides=tuple(products[1:])),
+        kernel,
+        plan.size_symbols,
+    )
+    locations = (location for site in members for location in site.extern.locations)
+    origins = (site.extern.name for site in members)
+    return replace(
+        made,
+        locations=tuple(dict.fromkeys((*locations, *made.locations))),
+        origins=tuple(dict.fromkeys((*origins, *made.origins))),
+    ), first.following
+
+
 def of_variant(site: Site, variant: Variant) -> Replacement:
     numbers = steps_of(site)
     return Replacement(numbers, numbers[-1], variant.kernels, variant.buffers)
 
 
-def of_group(group: Sequence[Site], kernel: Kernel) -> Replacement:
+def of_group(group: Sequence[Site], kernel: Kernel, following: int = -1) -> Replacement:
+    """The kernel in the place of the group's first product; or, with the step of the kernel that is its last part, in
+    that place."""
     numbers = tuple(site.step for site in group)
-    return Replacement(numbers, numbers[0], (kernel,))
+    if following < 0:
+        return Replacement(numbers, numbers[0], (kernel,))
+    return Replacement((*numbers, following), following, (kernel,))

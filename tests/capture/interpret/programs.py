@@ -6,9 +6,11 @@ PROGRAMS is the list; tests compare interpretation, and cutting at every instruc
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import sys
+import types
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
@@ -283,6 +285,31 @@ def bad_unpacking():
             messages.append(str(error))
         try:
             a, b, *c = value
+        except (TypeError, ValueError) as error:
+            messages.append(str(error))
+    return messages
+
+
+@program
+def complaints_about_objects():
+    """CPython names some types with their module, and quotes what it did not find in some containers."""
+    messages, thing = [], types.SimpleNamespace
+    attempts = (
+        lambda: 2 in thing(),
+        lambda: [*thing()],
+        lambda: {**thing()},
+        lambda: max(*thing()),
+        lambda: dict(**thing()),
+        lambda: len(thing()),
+        lambda: [(1,)].index(2),
+        lambda: [(1,)].remove(2),
+        lambda: ((1,),).index("b"),
+        lambda: collections.deque([(1,)]).index((2, 3)),
+        lambda: collections.deque([(1,)]).remove(2),
+    )
+    for attempt in attempts:
+        try:
+            messages.append(attempt())
         except (TypeError, ValueError) as error:
             messages.append(str(error))
     return messages

@@ -14,6 +14,7 @@ from fusewright.codegen.triton import Processor, Unsupported, generate
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.schedule import ScheduleOptions
+from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.sizes.tensor_type import TensorType
 from tests.codegen.triton.harness import TINY, run_code, run_plan
@@ -355,6 +356,70 @@ def test_halves_are_added_in_float32(name: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=6e-4, atol=0)
 
 
+def on_a_gpu(function: Callable[..., object], inputs: list[torch.Tensor]) -> Plan:
+    """The plan of what lies on a GPU, whether there is one or not."""
+    graph, constants = record(function, inputs)
+    for node in graph.nodes:
+        if isinstance(node.meta.get("type"), TensorType):
+            node.meta["type"] = replace(node.meta["type"], device=torch.device("cuda", 0))
+    return schedule(lower(graph, constants), GPU)
+
+
+def rotated(x: torch.Tensor, weight: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    y = weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+    y = y.transpose(1, 2)
+    return y * cosine + torch.cat((-y[..., 16:], y[..., :16]), -1) * sine
+
+
+def test_a_normalised_row_that_is_rotated_is_one_kernel() -> None:
+    """Its halves meet, so no row of it stays in registers: it is computed again."""
+    inputs = [r(2, 5, 8, 32), r(32), r(5, 32), r(5, 32)]
+    plan = on_a_gpu(rotated, inputs)
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    memory = {f"in{number}": one for number, one in enumerate(inputs)}
+    (result,) = set(code.buffers) - memory.keys()
+    made = torch.full((2, 5, 8, 32), 113.0)
+    run_code(code, memory | {result: made})
+    torch.testing.assert_close(made.transpose(1, 2), rotated(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_of_two_is_no_reduction() -> None:
+    """Gradients of repeated heads: they are added where they are used."""
+    x = r(2, 8, 40, 16)
+    plan = on_a_gpu(lambda x: x.view(2, 4, 2, 40, 16).sum(2).transpose(1, 2).reshape(80, 64) * 2, [x])
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    assert "tl.sum" not in code.text
+    made = torch.full((80, 64), 113.0)
+    run_code(code, {"in0": x, code.buffers[-1]: made})
+    torch.testing.assert_close(made, x.view(2, 4, 2, 40, 16).sum(2).transpose(1, 2).reshape(80, 64) * 2)
+
+
+POINTS = {
+    "embedding": ("%y = aten.embedding_dense_backward(%g, %i, 6, -1, False)", True),
+    "embedding with a row left out": ("%y = aten.embedding_dense_backward(%g, %i, 6, 2, False)", True),
+    "index_add": ("%y = aten.index_add(%a, 0, %i, %g)", False),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_many_points_that_add_to_few_places_are_sums(name: str) -> None:
+    """Atomics to few places wait for each other."""
+    line, fresh = POINTS[name]
+    text = f"""
+        %a: float32[6, 3]@cuda = input
+        %i: int64[900]@cuda = input
+        %g: float32[900, 3]@cuda = input
+        {line}
+        return [%y]"""
+    program = lower(graph_of(text), ())
+    assert not any(store.mode == "add" for one in program.operations for store in getattr(one, "stores", ()))
+    start, index, given = torch.rand(6, 3), torch.randint(0, 6, (900,)), torch.rand(900, 3)
+    used = given * (index != 2)[:, None] if "left out" in name else given
+    expected = (torch.zeros(6, 3) if fresh else start).index_add(0, index, used)
+    (found,) = run(program, [start, index, given])
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("size", [(11, 5), (3, 20), (7, 9)], ids=str)
 def test_cubic_resampling_of_rows_in_short_integers(size: tuple[int, int], corners: bool) -> None:
@@ -364,11 +429,7 @@ def test_cubic_resampling_of_rows_in_short_integers(size: tuple[int, int], corne
     def resampled(x: torch.Tensor) -> torch.Tensor:
         return F.interpolate(x, size, mode="bicubic", align_corners=corners)
 
-    graph, constants = record(resampled, [x])
-    for node in graph.nodes:
-        if isinstance(node.meta.get("type"), TensorType):
-            node.meta["type"] = replace(node.meta["type"], device=torch.device("cuda", 0))
-    plan = schedule(lower(graph, constants), GPU)
+    plan = on_a_gpu(resampled, [x])
     (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
     assert not re.search(r"full\(.*int64", code.text), "positions are compared in 64 bits"
     memory = {"in0": x, **{name: torch.full((2, 3, *size), 113.0) for name in code.buffers if name != "in0"}}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from fusewright.codegen.triton import Processor, generate
+from fusewright.codegen.triton import DeviceKernel, Processor, generate
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.loops.lower import lower
 from fusewright.schedule import schedule
+from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.select import replacement, sites, variants
 from tests.codegen.triton.harness import run_plan
 from tests.graph.texts import graph_of
+from tests.loops.tracing import lowered
 from tests.select import product_programs
 
 SMALL = ProductTile(32, 16, 16, 4, 3, 2)
@@ -33,6 +36,42 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
         torch.testing.assert_close(
             actual, expected, rtol=1e-4, atol=1e-4, msg=lambda text, v=variant: f"{v.name}: {text}"
         )
+
+
+DUAL = {
+    "a gate": lambda x, g, u, d: (F.silu(x @ g) * (x @ u)) @ d,
+    "scaled, with a residual": lambda x, g, u, d: (3 * (x @ g) + (x @ u).relu() + 1) @ d,
+    "transposed": lambda x, g, u, d: (torch.sigmoid(x @ g) * (x @ u)).view(-1, 2, 20).transpose(0, 1).contiguous(),
+}
+
+
+@pytest.mark.parametrize("name", DUAL)
+@pytest.mark.parametrize("tile", [SMALL, ProductTile(16, 16, 32, 2, 3, 1)], ids=["small", "wide"])
+def test_products_that_meet_in_one_kernel(name: str, tile: ProductTile) -> None:
+    function = DUAL[name]
+    inputs = [torch.randn(*shape) for shape in ((5, 36), (36, 40), (36, 40), (40, 24))]
+    plan = schedule(lowered(function, inputs), product_programs.GPU)
+    (group,) = [one for one in variants.groups(plan, sites.find(plan)) if len(one) == 2]
+    found = variants.dual(plan, group)
+    assert found is not None and len(found[0].product.besides) == 1
+    made = replacement.replaced(plan, [variants.of_group(group, *found)])
+    assert len(made.steps) == len(plan.steps) - 2
+    actual = run_plan(made, inputs, tiles={found[0].name: tile})
+    torch.testing.assert_close(actual[0], function(*inputs), rtol=1e-4, atol=1e-4)
+    (code,) = [one for one in codes_of(made, tile).values() if one.symbol.find("products") >= 0]
+    assert code.text.count("tl.dot(") == 2
+
+
+def test_a_result_that_others_read_is_no_part_of_a_dual_product() -> None:
+    inputs = [torch.randn(*shape) for shape in ((5, 36), (36, 40), (36, 40))]
+    plan = schedule(lowered(lambda x, g, u: (lambda y: (F.silu(y) * (x @ u), y))(x @ g), inputs), product_programs.GPU)
+    (group,) = variants.groups(plan, sites.find(plan))
+    assert variants.dual(plan, group) is None
+
+
+def codes_of(plan: Plan, tile: ProductTile) -> dict[str, DeviceKernel]:
+    tiles = {kernel.name: tile for kernel in plan.kernels.values() if kernel.product is not None}
+    return generate(list(plan.kernels.values()), plan.buffers, Processor(), tiles)
 
 
 LINEAR = """

@@ -332,7 +332,7 @@ def contains(world: World, container: Any, item: Any) -> bool:
             iterator = iterate(world, container)
         except UserException as signal:
             if isinstance(signal.exception, TypeError):  # CPython's own complaint is about `in`
-                native(operator.contains, type(kind.__name__, (), {})(), item)
+                native(operator.contains, type(classes.said_name(kind), (), {})(), item)
             raise
         while True:
             try:
@@ -459,7 +459,7 @@ def answered(world: World, obj: Any, name: str, ask: Callable[[Any], Any], value
     value = concrete(value)
     if issubclass(kind, wanted) and kind is not wanted and name in ("__index__", "__int__", "__float__", "__complex__"):
         raise GraphBreak("untraceable-call", f"{name} gives a {kind.__qualname__}, about which Python warns")
-    return native(ask, type(world.type_of(obj).__name__, (), {name: lambda *_: value})())
+    return native(ask, type(classes.said_name(world.type_of(obj)), (), {name: lambda *_: value})())
 
 
 def truth(world: World, obj: Any) -> bool:
@@ -524,6 +524,8 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
 def ask_length(world: World, obj: Any) -> None:
     """What CPython asks of an iterable when it makes a list or a tuple of it: how long it will be, once its iterator is
     there. The answer changes no result, but to ask may."""
+    if type(obj) is SequenceIterator:
+        obj = obj.sequence if obj.index >= 0 else ()
     if type(obj) not in PLAIN and not isinstance(obj, torch.Tensor):
         for name in ("__len__", "__length_hint__"):
             method = classes.python_method(world, type(obj), name)
@@ -536,27 +538,33 @@ _ITERATOR_MODULES = frozenset({"builtins", "itertools", "collections"})
 
 
 class SequenceIterator:
-    """Iterates over an object that has `__getitem__` alone, as CPython's own sequence iterator does."""
+    """Iterates over an object by its `__getitem__`, as CPython's own sequence iterators do: upwards from `index`, with
+    step=-1 down to 0."""
 
-    __slots__ = ("index", "sequence", "world")
+    __slots__ = ("index", "sequence", "step", "world")
 
-    def __init__(self, world: World, sequence: Any) -> None:
+    def __init__(self, world: World, sequence: Any, index: int = 0, step: int = 1) -> None:
         self.world = world
         self.sequence = sequence
-        self.index = 0
+        self.index = index
+        self.step = step
 
     def __iter__(self) -> SequenceIterator:
         return self
 
     def __next__(self) -> Any:
+        if self.index < 0:
+            raise StopIteration
         try:
             value = getitem(self.world, self.sequence, self.index)
         except UserException as signal:
-            if isinstance(signal.exception, (IndexError, StopIteration)):
-                raise StopIteration from None
-            raise signal.exception from None
-        self.index += 1
-        return value
+            if not isinstance(signal.exception, (IndexError, StopIteration)):
+                raise signal.exception from None
+        else:
+            self.index += self.step
+            return value
+        self.index = -1  # it has ended for good
+        raise StopIteration
 
 
 def advance(world: World, iterator: Any) -> Any:

@@ -515,7 +515,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     Address: _build_of_memory,
     GradientNode: _refuse_node,
     Storage: _build_of_memory,
-    SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
+    SequenceIterator: _refuse("a live iterator over an object by its __getitem__"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
     **dict.fromkeys(VIEWS, _build_view),
     range: lambda code, value: repr(value),

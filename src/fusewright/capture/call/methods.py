@@ -13,7 +13,6 @@ import collections
 import itertools
 import operator
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -142,7 +141,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
     if base is not None:
         if (
-            isinstance(owner, dict)
+            defined_by is collections.OrderedDict
             and name in ("update", "__init__")
             and classes.python_method(world, type(owner), "__setitem__") is not None
         ):
@@ -466,14 +465,14 @@ def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
 def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> None:
     if type(owner) not in PLAIN and not isinstance(owner, list):
         return native(fn, *args, **kwargs)
-    elements = list(owner)
-    owner[:] = []  # what a key or a comparison sees of the list
+    elements = list(list.__iter__(owner))
+    list.clear(owner)  # what a key or a comparison sees of the list
     try:
         elements = ordering.sort(tracer, elements, kwargs)
-        if owner:
+        if list.__len__(owner):
             raise UserException(ValueError("list modified during sort"))
     finally:
-        owner[:] = elements
+        list.__setitem__(owner, slice(None), elements)
     return None
 
 
@@ -484,25 +483,27 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
     if base is None or all(type(element) in SCALARS for element in (*base.__iter__(owner), *args)):
         return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)
     item, *limits = args
+    limits = [native(operator.index, limit) for limit in limits]
     positions = range(base.__len__(owner))
     matches = (
         index
-        for index in (positions[slice(*limits)] if limits else positions)
+        for index in (positions[slice(limits[0], *limits[1:2] or (None,))] if limits else positions)
         if protocols.identical(element := base.__getitem__(owner, index), item)
         or world.truth(world.compare("==", element, item))
     )
     if name == "count":
         return sum(1 for _ in matches)
     found = next(matches, None)
-    if found is None:
-        said = f"{base.__name__}.{name}(x): x not in {base.__name__}"
-        if base is collections.deque or (name == "index" and base is list and sys.version_info < (3, 14)):
-            said = f"{world.format(item, 2, '')} is not in {base.__name__}"
-        raise UserException(ValueError(said))
+    if found is None:  # an empty container says so in Python's words
+        empty = next(one for one in _EMPTY if isinstance(owner, type(one)))
+        return native(getattr(empty, name), text_ready(world, item))
     if name == "remove":
         base.__delitem__(owner, found)
         return None
     return found
+
+
+_EMPTY: tuple[Any, ...] = ((), [], collections.deque())
 
 
 _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {

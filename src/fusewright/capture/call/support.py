@@ -98,14 +98,14 @@ def listed(world: World, obj: Any) -> Any:
 
 def iterable_for(cls: type) -> Callable[[World, Any], Any]:
     """How the builtin methods of a class take an iterable."""
-    if issubclass(cls, (list, tuple, str, bytes)):
+    if issubclass(cls, (list, tuple)):
         return listed
     return functools.partial(native_iterable, sets=True) if issubclass(cls, (set, frozenset)) else native_iterable
 
 
 def drain(world: World, obj: Any) -> list[Any]:
-    """All elements of an iterable, as a list is made of them."""
-    return native(list, listed(world, obj))
+    """All elements of an iterable."""
+    return native(list, native_iterable(world, obj))
 
 
 def native_callback(tracer: Tracer, fn: Any) -> Any:

@@ -99,8 +99,13 @@ class ProductEmitter(Emitter):
     def _fetch(self) -> None:
         """Asks the cache for the first of the weights that a product of few rows reads, while the kernels before it
         still run."""
+        product = self._product
+        for one in (product, *product.besides):
+            self._fetch_operand(one.right, FETCHED // (1 + len(product.besides)))
+
+    def _fetch_operand(self, operand: Operand, most: int) -> None:
         product, tile = self._product, self._tile
-        operand, buffers = product.right, dict(product.chosen).get(product.right.buffer, (product.right.buffer,))
+        buffers = dict(product.chosen).get(operand.buffer, (operand.buffer,))
         _, rows, columns = self._extents()
         start = operand.outer + sizes.substitute(operand.inner, {product.k: 0})
         width = operand.dtype.itemsize
@@ -109,7 +114,7 @@ class ProductEmitter(Emitter):
         if sizes.coefficient(operand.inner, product.k) != 1 or not sizes.is_multiple(start, LINE // width):
             return
         parts = max(1, 32 * tile.warps // tile.x)
-        size = min(product.length * width, FETCHED // tile.x) // parts // LINE * LINE
+        size = min(product.length * width, most // tile.x) // parts // LINE * LINE
         if not size:
             return
         place = self.index(self.flat(start)).text
@@ -162,38 +167,44 @@ class ProductEmitter(Emitter):
         product, tile = self._product, self._tile
         steps = -(-product.length // tile.k)
         out = self.lines[0]
-        out.append(f"{product.local} = tl.zeros([Y, X], tl.float32)")
+        sums = [one.local for one in (product, *product.besides)]
+        out += [f"{local} = tl.zeros([Y, X], tl.float32)" for local in sums]
         self.lines[1] = []
         self.level = 1
-        left, right = self._operands(steps)
+        left, *rights = self._operands(steps)
         precision = (
             ""
             if product.left.dtype is not torch.float32
             else f', input_precision="{"ieee" if product.full else "tf32"}"'
         )
-        self.lines[1].append(f"{product.local} = tl.dot({left}, {right}, {product.local}{precision})")
+        self.lines[1] += [
+            f"{local} = tl.dot({left}, {right}, {local}{precision})" for local, right in zip(sums, rights, strict=True)
+        ]
         self.level = 0
         out.append(f"for {_STEP} in range(0, {steps}):")
         out.extend(f"    {line}" for line in self.lines[1])
         self.lines[1] = []
         self.known[1].clear()
-        self.locals[product.local] = Value(product.local, frozenset("xy"))
+        self.locals.update((local, Value(local, frozenset("xy"))) for local in sums)
 
-    def _operands(self, steps: int) -> tuple[str, str]:
-        """The texts of a step's blocks."""
+    def _operands(self, steps: int) -> tuple[str, ...]:
+        """The texts of a step's blocks: of the left operand, and of the right ones."""
         wide = ".to(tl.int64)" if self.wide else ""
         self.lines[0].append(f"k_left = tl.arange(0, K)[None, :]{wide}")
         self.lines[0].append(f"k_right = tl.arange(0, K)[:, None]{wide}")
         step = sizes.loop_symbol(_STEP, steps)
         self.bound[step] = Value(_STEP, indices.NOTHING, 1)
-        return self._operand(self._product.left, "left", "y", step), self._operand(
-            self._product.right, "right", "x", step
-        )
+        left = self._operand(self._product.left, "left", ("y", "k_left"), step)
+        rights = [self._operand(self._product.right, "right", ("x", "k_right"), step)]
+        for number, one in enumerate(self._product.besides, 1):
+            rights.append(self._operand(one.right, f"right{number}", ("x", "k_right"), step))
+        return left, *rights
 
-    def _operand(self, operand: Operand, name: str, along: str, step: Expr) -> str:
-        """Loads a block of an operand, in the loop; its name. `along`: the block dimension beside k."""
+    def _operand(self, operand: Operand, name: str, dims: tuple[str, str], step: Expr) -> str:
+        """Loads a block of an operand, in the loop; its name. `dims`: the block dimension beside k, and what k is
+        called."""
         product, tile = self._product, self._tile
-        inner_name = f"k_{name}"
+        along, inner_name = dims
         inner_symbol = sizes.loop_symbol(inner_name, tile.k)
         self.bound[inner_symbol] = Value(inner_name, frozenset("k"))
         whole = product.length % tile.k == 0
@@ -291,7 +302,7 @@ def as_matrix(operand: Operand, along: Expr, k: Expr) -> Matrix | None:
 def takes_copies(kernel: Kernel) -> bool:
     """Whether the copy engine can bring both operands of a product in half precision."""
     product = kernel.product
-    if product is None or kernel.outer[0].extent != 1 or product.left.dtype is torch.float32:
+    if product is None or product.besides or kernel.outer[0].extent != 1 or product.left.dtype is torch.float32:
         return False
     _, row, column = (axis.symbol for axis in kernel.outer)
     return (
@@ -333,7 +344,7 @@ class BulkEmitter(ProductEmitter):
         self.start = len(self.lines[0])
         self.lines[0].append("program = block")
 
-    def _operands(self, steps: int) -> tuple[str, str]:
+    def _operands(self, steps: int) -> tuple[str, ...]:
         product = self._product
         texts = []
         for name, operand, axis, place in (
@@ -345,4 +356,4 @@ class BulkEmitter(ProductEmitter):
             at = f"[{place}, {_STEP} * K]" if matrix.across else f"[{_STEP} * K, {place}]"
             self.lines[1].append(f"{name} = {name}_matrix.load({at})")
             texts.append(f"{name}.T" if matrix.across != (name == "left") else name)
-        return texts[0], texts[1]
+        return tuple(texts)

@@ -113,7 +113,8 @@ class ProductShape:
     """What decides which tiles are worth a try. extents: batch, rows, columns, inner; full: float32 as such, not as
     TF32; block_of: what blocks of the inner dimension must divide (channels of a convolution); sliceable: the inner
     dimension may be cut (split-K); bulk: the copy engine can bring the operands; computing: what the kernel computes
-    for each block of its operands, every time that a block of the result needs it."""
+    for each block of its operands, every time that a block of the result needs it; rights: right operands whose
+    products are summed at the same points."""
 
     extents: tuple[int, int, int, int]
     dtype: torch.dtype
@@ -122,6 +123,7 @@ class ProductShape:
     sliceable: bool = True
     bulk: bool = False
     computing: Computing | None = None
+    rights: int = 1
 
 
 def product_tiles(shape: ProductShape, processor: Processor, most: int) -> list[tuple[ProductTile, int]]:
@@ -129,7 +131,7 @@ def product_tiles(shape: ProductShape, processor: Processor, most: int) -> list[
     batch, rows, columns, inner = shape.extents
     dtype, full, block_of, sliceable = shape.dtype, shape.full, shape.block_of, shape.sliceable
     width = dtype.itemsize
-    work = shape.computing or Computing(bytes_left=width, bytes_right=width)
+    work = shape.computing or Computing(bytes_left=width, bytes_right=width * shape.rights)
     found: dict[tuple[ProductTile, int], float] = {}
     per_operation = 1 if dtype is torch.float32 and full else PER_OPERATION.get(dtype, 32)
 

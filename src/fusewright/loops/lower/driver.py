@@ -46,6 +46,7 @@ from fusewright.loops.lower.questions import (
     for_floats,
     is_cheap,
     is_input_update,
+    is_shifted,
     lazy_locations,
     locations_of,
     merge_locations,
@@ -273,7 +274,7 @@ class Lowering:
         price = ex.cost(value.expression)
         if price.nodes > MAX_NODES or price.loads > MAX_LOADS:
             return True
-        return len(node.users) > 1 and not is_cheap(price)
+        return len(node.users) > 1 and not is_cheap(price) and not is_shifted(node, value)
 
     def needs_memory(self, node: Node) -> bool:
         """Whether the node's elements are read from memory: by the caller or by a library operator, directly or through
@@ -424,8 +425,12 @@ class Lowering:
         `ex.accumulator(...)`, the identity if not given."""
         result_dtype = torch.int64 if kind in ("argmax", "argmin") else expression.dtype
         final = ex.accumulator(result_dtype) if finish is None else finish
+        only = None
         if not reduced:  # of one element
             only = ir.constant(0, torch.int64) if kind in ("argmax", "argmin") else expression
+        elif kind == "sum" and type_.device.type == "cuda":
+            only = ex.summed(expression, reduced, self.binder)
+        if only is not None:
             mapping = {
                 sym: new
                 for sym, new in zip(axes, axis_symbols(type_.shape))

@@ -6,8 +6,11 @@ that is bound inside a `Load` stands for one expression only, however often the 
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -332,6 +335,25 @@ class Cost:
     @property
     def expensive(self) -> bool:
         return self.work >= 16
+
+
+MAX_SUMMED, MAX_SUMMED_LOADS = 4, 16
+"""Points of a sum that is written out, and what it may load."""
+
+
+def summed(expression: Expression, reduced: Sequence[ir.Axis], binder: Binder) -> Expression | None:
+    """The sum over very few points, written out: a GPU has a lane for each point of a reduction, and here little to do
+    for it. None where that is too much."""
+    extents = [axis.extent for axis in reduced if isinstance(axis.extent, int)]
+    points = math.prod(extents)
+    if len(extents) < len(reduced) or points > MAX_SUMMED or points * cost(expression).loads > MAX_SUMMED_LOADS:
+        return None
+    places = itertools.product(*map(range, extents))
+    terms = [
+        substitute_expression(expression, {axis.symbol: at for axis, at in zip(reduced, place)}, binder)
+        for place in places
+    ]
+    return functools.reduce(add, terms)
 
 
 def cost(expression: Expression) -> Cost:

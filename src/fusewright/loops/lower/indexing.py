@@ -7,6 +7,7 @@ with eager's rule for negative values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from fusewright.loops.lower.values import (
     numel,
     same_size,
 )
-from fusewright.sizes.expressions import Dim, free_symbols
+from fusewright.sizes.expressions import Dim, Expr, free_symbols, loop_symbol
 from fusewright.sizes.tensor_type import TensorType
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -230,6 +231,10 @@ def scattered(
     nest over `shape`."""
     low, (place, bindings) = call.lowering, where
     on_gpu = target.type.device.type == "cuda"
+    if mode == "add" and on_gpu:
+        summed = summed_by_place(call, target, shape, where, value)
+        if summed is not None:
+            return summed
     if mode == "add" and target.dtype in ex.HALF and not on_gpu:
         raise Fallback("accumulation in half precision")
     if mode == "add" and on_gpu and target.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
@@ -245,6 +250,49 @@ def scattered(
 
     made = low.scatter(copied, axes, store)
     return made if kind is call.type else call.result(low.at(made, axis_symbols(kind.shape)))
+
+
+def summed_by_place(
+    call: Call,
+    target: Value,
+    shape: Sequence[Dim],
+    where: tuple[Sequence[Dim], ex.Bindings],
+    value: ir.Expression,
+) -> Value | None:
+    """What `scattered` gives, as sums over all points that say which place each belongs to; None where that is not
+    likely quicker. Many points that add to few places wait for each other where atomics add them."""
+    low, (place, bindings) = call.lowering, where
+    counts = [size for size in (*shape, *target.shape) if isinstance(size, int)]
+    bound = [dim for dim, index in enumerate(place) if bindings and index is bindings[0][0]]
+    if len(bindings) != 1 or len(bound) != 1 or len(counts) != len(shape) + target.ndim:
+        return None
+    (_, index), (dim,) = bindings[0], bound
+    few, elements = target.shape[dim], math.prod(counts[len(shape) :])
+    symbols = axis_symbols(shape)
+    extents = {symbol: size for symbol, size in zip(symbols, shape) if isinstance(symbol, Expr)}
+    kept = [one for number, one in enumerate(place) if number != dim and isinstance(one, Expr)]
+    whole = all(
+        is_one(size) if not isinstance(one, Expr) else extents.get(one) == size
+        for number, (one, size) in enumerate(zip(place, target.shape))
+        if number != dim
+    )
+    if not whole or len({*kept}) != len(kept) or not 1 < few <= MOST_PLACES:  # type: ignore[operator]
+        return None
+    if elements > MOST_SUMS or math.prod(counts[: len(shape)]) < LEAST_ADDED * elements:
+        return None
+    added = low.shared(low.make(tuple(shape), value, target.type))  # it is read once for each place
+    here = loop_symbol("p0", few)
+    dtype = ex.compute_dtype(target.dtype)
+    reduced = axes_of(*zip(*((one, size) for one, size in zip(symbols, shape) if one not in kept)))  # type: ignore[arg-type]
+    axes = [here if number == dim else one for number, one in enumerate(place)]
+    term = ex.where(ex.eq(index, ir.index_value(here)), low.read(added, symbols, dtype), 0)
+    total = ex.add(ex.accumulator(dtype), low.read(target, axes, dtype))
+    return low.reduce("sum", call.type, axes, reduced, term, total)
+
+
+MOST_PLACES, MOST_SUMS, LEAST_ADDED = 64, 4096, 64
+"""Of `summed_by_place`: indices, elements of the result, and points that add to one of them on average. With more
+elements atomics seldom meet; with more indices each point is read too often."""
 
 
 @lowers("index_put", "_unsafe_index_put", "_index_put_impl")

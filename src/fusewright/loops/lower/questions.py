@@ -16,10 +16,11 @@ from torch.fx import Node
 from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.location import Location, attributed
 from fusewright.graph.nodes import written
-from fusewright.loops.ir import BufferRef
+from fusewright.loops.ir import BufferRef, Load
 from fusewright.loops.lower import expressions as ex
-from fusewright.loops.lower.values import Value, is_empty, strided_load, window
+from fusewright.loops.lower.values import Value, axis_symbols, is_empty, strided_load, window
 from fusewright.operators.schema import facts, list_of_views
+from fusewright.sizes.expressions import Expr, free_symbols
 from fusewright.sizes.tensor_type import TensorType
 
 CHEAP_WORK = 4
@@ -120,6 +121,23 @@ def is_input_update(node: Node) -> bool:
 
 def is_cheap(price: ex.Cost) -> bool:
     return price.loads <= 1 and price.work <= CHEAP_WORK
+
+
+def is_shifted(node: Node, value: Value) -> bool:
+    """Whether a GPU recomputes the value for each reader: where one reads a part of it (halves that are rotated), no
+    row of it stays in registers. It must cost one load an element, beside what is the same for a row or a column."""
+    parts = [user for user in node.users if user.target is torch.ops.aten.slice.Tensor]
+    if not parts or value.type.device.type != "cuda" or len(node.users) > MOST_READERS:
+        return False
+    axes = {one for one in axis_symbols(value.shape) if isinstance(one, Expr)}
+    loads = [one for one in ex.walk(value.expression) if isinstance(one, Load)]
+    whole = [one for one in loads if axes.issubset(free_symbols(one.index))]
+    gathers = any(one.bindings for one in loads)
+    return not gathers and len(whole) <= 1 and len(loads) <= MOST_LOADS and ex.cost(value.expression).work <= MOST_WORK
+
+
+MOST_READERS, MOST_LOADS, MOST_WORK = 4, 4, 40
+"""Of `is_shifted`."""
 
 
 def flatten(tree: Any) -> list[Any]:

@@ -87,6 +87,15 @@ def _var_mean(
     return (found, found) if isinstance(found, TensorType) else NotImplemented
 
 
+def _vector_norm(
+    self: TensorType, ord: object = 2, dim: object = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> object:
+    """PyTorch's meta kernel keeps dimensions of size 1 (2.11)."""
+    if dtype is not None or 0 in self.shape or not (self.dtype.is_floating_point or self.dtype.is_complex):
+        return NotImplemented
+    return fresh(reduced_shape(self, dim, keepdim), self, self.dtype.to_real())  # type: ignore[arg-type]
+
+
 def _cumulative(self: TensorType, dim: int, *, dtype: torch.dtype | None = None) -> object:
     axis_of(dim, self.ndim)
     return fresh(self.shape, self, dtype or (torch.int64 if is_integral(self.dtype) else self.dtype))
@@ -209,6 +218,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.var.correction: _var,
     aten.std.correction: _var,
     aten.var_mean.correction: _var_mean,
+    aten.linalg_vector_norm.default: _vector_norm,
     aten.cumsum.default: _cumulative,
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import fusewright
+from fusewright.graph.passes.library import embedding_gradients
 from tests.listening import stage_texts
 
 
@@ -44,6 +45,26 @@ def test_gradients_are_eagers(padding: int | None, layers: int, tied: bool) -> N
         reference(*inputs).backward()
     torch.testing.assert_close(net.embedding.weight.grad, reference.embedding.weight.grad)
     assert texts[0].count("aten.index_add_") == layers and "embedding_dense_backward" not in texts[0]
+
+
+@pytest.mark.parametrize("padding", [None, 4])
+def test_halves_are_summed_in_the_rows_that_were_read(padding: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_gradients, "DEVICES", ("cpu",))
+    torch.manual_seed(0)
+    weight = torch.randn(50, 6).bfloat16().requires_grad_()
+    index = torch.tensor([[4, 0, 7], [7, 7, 49], [4, 1, 0], [3, 3, 7]])
+    scale = torch.randn(4, 3, 6).bfloat16()
+    program = lambda index, weight: (functional.embedding(index, weight, padding) * scale).sum()
+    with stage_texts("backward operators") as texts:
+        fusewright.compile(program, fullgraph=True)(index, weight).backward()
+    found, weight.grad = weight.grad, None
+    program(index, weight).backward()
+    assert "embedding_dense_backward" not in texts[0] and "float32[12, 6]" in texts[0]
+    exact = torch.zeros(50, 6).index_add_(0, index.flatten(), scale.flatten(0, 1).float())
+    if padding is not None:
+        exact[padding] = 0
+    torch.testing.assert_close(found, exact.bfloat16(), rtol=0, atol=0)
+    torch.testing.assert_close(found, weight.grad, rtol=2e-2, atol=2e-2)
 
 
 def test_a_gradient_that_is_read_before_it_is_added_to_stays() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
+from fusewright.capture.border.values.cls import said_name
 from fusewright.capture.border.values.text import joined
 from fusewright.capture.bytecode.instructions import CALLABLE_DEPTH, too_many_values
 from fusewright.capture.interpret.opcodes.table import (
@@ -114,7 +115,7 @@ def list_extend(frame: Frame, depth: int) -> None:
             or hasattr(type(iterable), "__getitem__")
         ):
             raise
-        raise user_error(TypeError, f"Value after * must be an iterable, not {type(iterable).__name__}") from None
+        raise user_error(TypeError, f"Value after * must be an iterable, not {said_name(type(iterable))}") from None
     frame.stack[-depth].extend(values)
 
 
@@ -148,7 +149,7 @@ def dict_update(frame: Frame, depth: int) -> None:
     except UserException as signal:
         if not isinstance(signal.exception, AttributeError):
             raise
-        raise user_error(TypeError, f"'{type(mapping).__name__}' object is not a mapping") from None
+        raise user_error(TypeError, f"'{said_name(type(mapping))}' object is not a mapping") from None
     for key, value in items:
         put_in_dict(frame, target, key, value)
 
@@ -169,7 +170,7 @@ def merge_keywords(frame: Frame, target: dict[object, object], mapping: object, 
     except UserException as signal:
         if not isinstance(signal.exception, AttributeError):
             raise
-        message = f"{callable_text(function)} argument after ** must be a mapping, not {type(mapping).__name__}"
+        message = f"{callable_text(function)} argument after ** must be a mapping, not {said_name(type(mapping))}"
         raise user_error(TypeError, message) from None
     for key, value in items:
         if type(key) in PLAIN_KEYS and key in target:

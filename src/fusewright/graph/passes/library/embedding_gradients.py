@@ -2,13 +2,15 @@
 
 Takes and gives a functional backward graph. `embedding_dense_backward` fills a matrix as large as the vocabulary for
 the few rows that were read, and a weight that is tied (an output layer, a second embedding) adds it to another such
-matrix. Here the rows go into that matrix, or into zeros, in place.
+matrix. Here the rows go into that matrix, or into zeros, in place. On a GPU halves are summed as float32: in as many
+rows as were read, not in a matrix as large as the vocabulary that is rounded afterwards.
 Always holds: the matrix that is written to is made by this graph and read by nothing before; sums are taken in the
-order of the rows.
+order of the rows on a CPU.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
@@ -21,11 +23,22 @@ from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
 Node = torch.fx.Node
+DEVICES = ("cuda",)
+MOST_READ = 16384
+"""Rows that are read: the first of equal ones is found by comparing each with each."""
+LEAST_LARGER = 4
+"""Times as many rows as are read that a vocabulary must have."""
 
 
 def embedding_gradients(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     build = Builder(graph)
     for node in graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default):
+        if _has_few_rows(node) and context.allow(f"rows of an embedding's gradient: {node.name}"):
+            build.location = node.meta.get("location", ())
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_summed_rows(build, node))
+            graph.erase_node(node)
+            continue
         if not _is_plain(node) or not context.allow(f"embedding gradient: {node.name}"):
             continue
         build.location = node.meta.get("location", ())
@@ -42,6 +55,40 @@ def embedding_gradients(graph: torch.fx.Graph, context: PassContext) -> torch.fx
         if place is not node:
             graph.erase_node(node)
     return graph
+
+
+def _has_few_rows(node: Node) -> bool:
+    """Of halves on a GPU, and few for the vocabulary."""
+    _, index, vocabulary, _, by_frequency = node.args
+    kind, of_index = node.meta["type"], index.meta["type"]  # type: ignore[union-attr]
+    if by_frequency or kind.device.type not in DEVICES or kind.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if torch.are_deterministic_algorithms_enabled() or of_index.ndim == 0:
+        return False  # atomics add the rows
+    if not all(isinstance(size, int) for size in (*of_index.shape, *kind.shape)):
+        return False
+    read = math.prod(of_index.shape)
+    return 0 < read <= MOST_READ and vocabulary >= LEAST_LARGER * read  # type: ignore[operator]
+
+
+def _summed_rows(build: Builder, node: Node) -> Node:
+    """The gradient: each row that was read is summed where it was read first, and goes from there to its place."""
+    gradient, index, _, padding, _ = node.args
+    kind: TensorType = node.meta["type"]
+    rows = build.call(aten.reshape.default, gradient, [-1, kind.shape[-1]])
+    positions = build.call(aten.reshape.default, index, [-1])
+    down, across = (build.call(aten.unsqueeze.default, positions, dim) for dim in (1, 0))
+    equal = build.call(aten.eq.Tensor, down, across)
+    first = build.call(aten.argmax.default, build.call(aten._to_copy.default, equal, dtype=torch.int32), 1)
+    wide = build.call(aten._to_copy.default, rows, dtype=torch.float32)
+    sums = build.call(aten.index_add.default, build.call(aten.full_like.default, wide, 0.0), 0, first, wide)
+    made = build.call(aten._to_copy.default, build.call(aten.index_select.default, sums, 0, first), dtype=kind.dtype)
+    if padding >= 0:  # type: ignore[operator]
+        skipped = build.call(aten.unsqueeze.default, build.call(aten.eq.Scalar, positions, padding), -1)
+        made = build.call(aten.masked_fill.Scalar, made, skipped, 0)
+    options = {"dtype": kind.dtype, "device": kind.device}
+    matrix = build.node(aten.full.default, (list(kind.shape), 0.0), options, kind)
+    return build.call(aten.index_put.default, matrix, [positions], made)
 
 
 def _is_plain(node: Node) -> bool:
