@@ -314,15 +314,15 @@ def _eps(dtype: torch.dtype) -> float:
 
 
 def _as_accurate(ours: Any, eager: Any, precise: Any) -> bool:
-    """Whether our worst distance from the precise value is about eager's, and everything that is not finite agrees."""
+    """Whether our worst distance from the precise value is about eager's, and everything that is not finite agrees.
+    Where the program has no value in float64 (it looks at the bytes of a float), eager's is taken to be precise."""
     if isinstance(eager, tuple):
-        if not isinstance(precise, tuple):
-            return False
+        precise = precise if isinstance(precise, tuple) else eager
         # What a tensor of float32 gave: a number carries no dtype, so the room is that of float32.
         wide = [torch.tensor(value[0], dtype=torch.complex128).reshape(1) for value in (ours, eager, precise)]
         return _near(*wide, ROOM[torch.float32])
     if not isinstance(precise, torch.Tensor) or precise.shape != eager.shape:
-        return False
+        precise = eager
     if not eager.dtype.is_floating_point and not eager.is_complex():
         # A jump (a comparison, an index of a maximum): it may differ only where eager's own rounding made it jump.
         return bool((precise[ours != eager] != eager[ours != eager]).all())

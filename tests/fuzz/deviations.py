@@ -130,5 +130,22 @@ DEVIATIONS: tuple[Deviation, ...] = (
             and "before gradients of its gradients" not in str(ours)
         ),
     ),
+    Deviation(
+        "the node that PyTorch blames for a gradient of a wrong shape",
+        "The backward of a compiled function is one node, and its error names that node; the error is eager's otherwise.",
+        ends=lambda ours, eager: (
+            type(ours) is type(eager)
+            and all("returned an invalid gradient at index" in str(error) for error in (ours, eager))
+        ),
+    ),
+    Deviation(
+        "what was rounded before it became a double",
+        "A float that is turned into a double keeps its rounding; equal once nothing is turned into a double.",
+        lambda found, text, examine: (
+            found.kind == "number"
+            and (other := re.sub(r"\bf64\b", "f32", text).replace(".double()", ".float()")) != text
+            and examine(other) is None
+        ),
+    ),
     Deviation("warnings of operators", "They come when a program is captured, not at each call."),
 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import linecache
 import math
@@ -227,6 +228,8 @@ def examine(text: str) -> Finding | None:
             heard.append(event)
 
     fusewright.reset()
+    collects = gc.isenabled()
+    gc.disable()  # when the collector closes a generator in a cycle is no part of a program, and compiles make garbage
     eager = World(text)
     ours = World(text, compiled=True)
     try:
@@ -236,6 +239,8 @@ def examine(text: str) -> Finding | None:
     finally:
         if ours.state:
             state.restore()
+        if collects:
+            gc.enable()
 
 
 def _first_difference(text: str, eager: World, ours: World, heard: list[Event]) -> Finding | None:

@@ -82,9 +82,10 @@ def _getattr_value(world: Border, obj: Any, name: str) -> Any:
 
 
 def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
-    if name in ("__self__", "__func__"):
+    if name == "__self__" or (name == "__func__" and type(method.__self__) is not OutsideDict):
         return getattr(method, name)
-    return world.getattr(method.__func__, name)
+    shown = dicts.shown_method(method)
+    return world.getattr(method.__func__, name) if shown is None else native(getattr, shown, name)
 
 
 def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
@@ -124,6 +125,10 @@ def _setattr_native(world: Border, obj: Any, name: str, value: object) -> None:
         world.store_cell(obj, value)
     else:
         native(setattr, obj, name, value)
+
+
+def _setattr_method(world: Border, obj: types.MethodType, name: str, value: object) -> None:
+    native(setattr, dicts.shown_method(obj) or obj, name, value)
 
 
 def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: object) -> None:
@@ -176,6 +181,7 @@ BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ..
     (type, classes.setattr_class),
     (types.ModuleType, _setattr_python_module),
     (types.FunctionType, _setattr_function),
+    (types.MethodType, _setattr_method),
     (types.CellType, _setattr_native),
     (object, objects.setattr_object),
 )

@@ -48,17 +48,20 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         _refuse_what_passes(exception)
         if isinstance(exception, TypeError):
             refuse_if_shown((*args, *kwargs.values()))
-        if isinstance(exception, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
-            return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
-        unhashed = type(exception) is TypeError and exception.args[:1] == ("unhashable type: non-nested int",)
-        if unhashed and any(type(value) is list for value in args):
-            # What hashes the elements of a list only reads it.
-            return native(fn, *([_specialised(e) for e in v] if type(v) is list else v for v in args), **kwargs)
-        raise UserException(_in_public_words(exception, fn, args, kwargs)) from None
+        error = exception
+    # From here on nothing is being handled: an error of the second call has no context either.
+    if isinstance(error, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
+        return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
+    unhashed = type(error) is TypeError and error.args[:1] == ("unhashable type: non-nested int",)
+    if unhashed and any(type(value) is list for value in args):
+        # What hashes the elements of a list only reads it.
+        return native(fn, *([_specialised(e) for e in v] if type(v) is list else v for v in args), **kwargs)
+    raise UserException(_in_public_words(error, fn, args, kwargs)) from None
 
 
 # What stands for an object of the program, and the name by which messages shall call it.
-_PUBLIC = {"OutsideDict": "dict", "TracedTensor": "Tensor", "SymInt": "int", "SymFloat": "float", "SymBool": "bool"}
+_PUBLIC = {"OutsideDict": "dict", "TracedTensor": "Tensor", "SymInt": "int", "SymFloat": "float", "SymBool": "bool",
+           "InterpretedGenerator": "generator", "SequenceIterator": "iterator"}  # fmt: skip
 _PRIVATE = re.compile(rf"\b(?:{'|'.join(_PUBLIC)})\b")
 
 

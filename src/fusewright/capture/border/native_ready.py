@@ -129,7 +129,7 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
         kind = type(value)
     if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
         if depth < 6:
-            for element in dict.items(value) if isinstance(value, dict) else tuple(value):
+            for element in dict.items(value) if isinstance(value, dict) else _elements(value):
                 text_ready(world, element, depth + 1)
         return concrete_inside(for_native(world, value))
     if world.is_raw(value):
@@ -141,6 +141,12 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
     if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):
         _check_inside(world, value, depth)
     return value
+
+
+def _elements(value: Any) -> tuple[Any, ...]:
+    """Of a subclass too without asking it."""
+    base = next((base for base in (list, tuple, set, frozenset) if isinstance(value, base)), type(value))
+    return tuple(base.__iter__(value))
 
 
 def _check_inside(world: World, value: Any, depth: int) -> None:

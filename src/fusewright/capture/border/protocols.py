@@ -29,6 +29,7 @@ from fusewright.capture.border.native_ready import (
     text_ready,
 )
 from fusewright.capture.border.symbolic_index import WHOLE, selected
+from fusewright.capture.border.torch_function import refuse_asking
 from fusewright.capture.border.values import array as arrays, cls as classes, iterator as outside_iterators
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES
@@ -154,6 +155,8 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
         return native(runtime_float.power if op == "**" else function, left, right)
     if isinstance(left, torch.Tensor) and (isinstance(right, torch.Tensor) or type(right) in PLAIN):
         return world.torch_call(function, (left, right), {})
+    if inplace and op != "@" and isinstance(left, torch.Tensor) and isinstance(right, (int, float, complex)):
+        return world.torch_call(function, (left, right), {})
     if isinstance(right, torch.Tensor) and type(left) in PLAIN:
         return world.torch_call(row.function, (left, right), {})
     if type(left) is TracedArray or type(right) is TracedArray:
@@ -208,11 +211,26 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
 def _one_side(world: World, name: str, method: types.FunctionType | None, receiver: Any, other: Any) -> Any:
     if method is not None:
         return world.tracer.call(method, (receiver, other))
+    if isinstance(receiver, torch.Tensor):
+        return _side_of_tensor(world, name, receiver, other)
     slot = classes.lookup(world.type_of(receiver), name)
-    if slot is MISSING or slot is None or isinstance(receiver, torch.Tensor):
+    if slot is MISSING or slot is None:
         return NotImplemented
     refuse_opaque(world, receiver, name)
     return native(slot, for_native(world, receiver), for_native(world, other))
+
+
+def _side_of_tensor(world: World, name: str, receiver: torch.Tensor, other: Any) -> Any:
+    """A tensor takes numbers, those of a class of the program's too. Of anything else it asks what it is."""
+    method = getattr(torch.Tensor, name, None)
+    if method is None:
+        return NotImplemented
+    if isinstance(other, (int, float, complex)):
+        if name in ("__matmul__", "__rmatmul__"):
+            raise GraphBreak("opaque-object", f"a tensor's {name} of a {world.type_of(other).__qualname__}")
+        return world.torch_call(method, (receiver, other), {})
+    refuse_asking(world, method, (other,))
+    return NotImplemented
 
 
 def compare(world: World, op: str, left: Any, right: Any) -> Any:
@@ -503,31 +521,50 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
     return native(iter, obj)
 
 
+def ask_length(world: World, obj: Any) -> None:
+    """What CPython asks of an iterable when it makes a list or a tuple of it: how long it will be, once its iterator is
+    there. The answer changes no result, but to ask may."""
+    if type(obj) is SequenceIterator:
+        obj = obj.sequence if obj.index >= 0 else ()
+    if type(obj) not in PLAIN and not isinstance(obj, torch.Tensor):
+        for name in ("__len__", "__length_hint__"):
+            method = classes.python_method(world, type(obj), name)
+            if method is not None and not method.__module__.startswith("fusewright."):
+                native(operator.length_hint, obj)
+                return
+
+
 _ITERATOR_MODULES = frozenset({"builtins", "itertools", "collections"})
 
 
 class SequenceIterator:
-    """Iterates over an object that has `__getitem__` alone, as CPython's own sequence iterator does."""
+    """Iterates over an object by its `__getitem__`, as CPython's own sequence iterators do: upwards from `index`, with
+    step=-1 down to 0."""
 
-    __slots__ = ("index", "sequence", "world")
+    __slots__ = ("index", "sequence", "step", "world")
 
-    def __init__(self, world: World, sequence: Any) -> None:
+    def __init__(self, world: World, sequence: Any, index: int = 0, step: int = 1) -> None:
         self.world = world
         self.sequence = sequence
-        self.index = 0
+        self.index = index
+        self.step = step
 
     def __iter__(self) -> SequenceIterator:
         return self
 
     def __next__(self) -> Any:
+        if self.index < 0:
+            raise StopIteration
         try:
             value = getitem(self.world, self.sequence, self.index)
         except UserException as signal:
-            if isinstance(signal.exception, (IndexError, StopIteration)):
-                raise StopIteration from None
-            raise signal.exception from None
-        self.index += 1
-        return value
+            if not isinstance(signal.exception, (IndexError, StopIteration)):
+                raise signal.exception from None
+        else:
+            self.index += self.step
+            return value
+        self.index = -1  # it has ended for good
+        raise StopIteration
 
 
 def advance(world: World, iterator: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,35 @@ def overriding(args: Args, kwargs: Kwargs) -> list[Any]:
                 )
                 found.insert(place, element)
     return found
+
+
+_ASKED = (
+    "__getattr__", "__getattribute__", "__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__",
+    "__getitem__", "__iter__", "__array__", "__class__",
+)  # fmt: skip
+"""What PyTorch's own code asks of an argument of any class, to find out what it may be."""
+_IN_C = (types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType, type(None))
+
+
+def refuse_asking(world: World, fn: Any, given: Iterable[Any]) -> None:
+    """A graph break where PyTorch would run the program's code to find out what an argument is: how often it asks is
+    eager's business, and what the answer depends on is not guarded."""
+    for value in given:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            refuse_asking(world, fn, value)
+        elif kind is slice:
+            refuse_asking(world, fn, (value.start, value.stop, value.step))
+        elif kind.__flags__ & (1 << 9) and not issubclass(kind, torch.Tensor) and not _is_library(kind):
+            for name in (*_ASKED, "__eq__") if fn is operator.ne else _ASKED:
+                found = classes.guarded_lookup(world, kind, name)
+                if found is not MISSING and not isinstance(found, _IN_C):
+                    asking = getattr(fn, "__name__", fn)
+                    raise GraphBreak("opaque-object", f"{kind.__qualname__}.{name}, which {asking} may ask")
+
+
+def _is_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "fusewright")
 
 
 def is_traced_subclass(value: object) -> bool:

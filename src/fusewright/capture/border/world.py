@@ -42,7 +42,7 @@ from fusewright.capture.border.values import (
     tensor,
     wrapper,
 )
-from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.dict import OutsideDict, shown_method
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
@@ -435,6 +435,8 @@ class World:
             return array.array_type(obj)
         if isinstance(obj, types.GeneratorType):  # an interpreted one says so of itself
             return types.GeneratorType
+        if type(obj) is types.MethodType and type(obj.__self__) is OutsideDict:
+            return type(shown_method(obj))
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
     def getattr(self, obj: Any, name: str) -> Any:
@@ -493,6 +495,10 @@ class World:
         """`iter(obj)`."""
         return protocols.iterate(self, obj)
 
+    def ask_length(self, obj: Any) -> None:
+        """`operator.length_hint(obj)`, for what it may do."""
+        protocols.ask_length(self, obj)
+
     def next(self, iterator: Any) -> Any:
         """`next(iterator)`; UserException(StopIteration) at the end."""
         return protocols.advance(self, iterator)
@@ -517,6 +523,7 @@ class World:
         objects = torch_function.overriding(args, kwargs)
         if objects and (answer := torch_function.overridden(self, fn, args, kwargs, objects)) is not MISSING:
             return answer
+        torch_function.refuse_asking(self, fn, given)
         args = tuple(for_native(self, argument) for argument in args)
         kwargs = {name: for_native(self, argument) for name, argument in kwargs.items()}
         call = functools.partial(without_warnings, self.recorder.call) if self.recordings else self.recorder.call

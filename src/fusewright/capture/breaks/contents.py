@@ -24,6 +24,7 @@ from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
+from fusewright.capture.border.values.dict import VIEWS
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards.sources import Source
@@ -56,18 +57,22 @@ ITERATORS = tuple(kind for kind in _KINDS if "__reduce__" in kind.__dict__)
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType, classes.BUILTIN_METHOD)
 # Those over dicts and sets cannot: by the type, what makes one of such a container.
 HASHED_ITERATORS: dict[type, str] = {
-    type(iter({})): "iter({})",
-    type(iter({}.values())): "iter({}.values())",
-    type(iter({}.items())): "iter({}.items())",
-    type(reversed({})): "reversed({})",
-    type(iter(set())): "iter({})",
+    type(iter({})): "dict.__iter__({})",
+    type(iter({}.values())): "iter(dict.values({}))",
+    type(iter({}.items())): "iter(dict.items({}))",
+    type(reversed({})): "dict.__reversed__({})",
+    type(iter(set())): "set.__iter__({})",
 }
+"""Subclasses may say otherwise what their iterators are: such an iterator is the base's."""
 
 
 def iterated(iterator: Any) -> tuple[Any, ...]:
     """The dict or set that an iterator goes over, and how many elements it has given; nothing once it has ended."""
     held = [one for one in gc.get_referents(iterator) if isinstance(one, dict | set | frozenset)]
-    return (held[0], len(held[0]) - iterator.__length_hint__()) if held else ()
+    if not held:
+        return ()
+    size = dict.__len__(held[0]) if isinstance(held[0], dict) else len(contents(held[0]))
+    return held[0], size - iterator.__length_hint__()
 
 
 class Code(Protocol):
@@ -109,12 +114,7 @@ def content_text(code: Code, value: Any) -> str:
             + ", ".join(f"{code.expression(key)}: {code.expression(dict.__getitem__(value, key))}" for key in keys)
             + "}"
         )
-    return "[" + ", ".join(code.expression(element) for element in value) + "]"
-
-
-_SHOWN: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
-VIEWS = {type(getattr(made, method)()): method for made in _SHOWN for method in ("keys", "values", "items")}
-"""The kinds of views of a dict, and the methods that give them."""
+    return "[" + ", ".join(code.expression(element) for element in contents(value)) + "]"
 
 
 def parts(value: Any) -> Any:

@@ -24,16 +24,17 @@ from torch.utils.hooks import RemovableHandle
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
-from fusewright.capture.border.effects import changed, registration
+from fusewright.capture.border.effects import changed, contents, registration
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
 from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
-from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.dict import VIEWS, OutsideDict
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.gradient_node import GradientNode
+from fusewright.capture.border.values.iterator import own_maker
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
@@ -41,7 +42,6 @@ from fusewright.capture.breaks.contents import (
     FUNCTION,
     HASHED_ITERATORS,
     ITERATORS,
-    VIEWS,
     Code,
     argument_count,
     atom,
@@ -109,7 +109,7 @@ def _build_tuple(code: Code, value: tuple) -> str:
 
 
 def _build_set(code: Code, value: set | frozenset) -> str:
-    elements = ", ".join(code.expression(element) for element in value)
+    elements = ", ".join(code.expression(element) for element in contents(value))
     base = "frozenset" if isinstance(value, frozenset) else "set"
     kind = type(value)
     if kind in (set, frozenset):
@@ -136,7 +136,7 @@ def _build_container_subclass(code: Code, value: Any) -> str:
         code.lines.append(f"{base_name}.__init__({name}, {code.expression(value.default_factory)})")
     if base is collections.deque:
         code.lines.append(
-            f"{base_name}.__init__({name}, [{', '.join(code.expression(element) for element in value)}], "
+            f"{base_name}.__init__({name}, [{', '.join(code.expression(element) for element in contents(value))}], "
             f"{value.maxlen!r})"
         )
     elif base is list:
@@ -211,6 +211,7 @@ def _build_hashed_iterator(code: Code, value: Any) -> str:
         raise GraphBreak("cannot-rebuild", "an iterator over what has changed its size since") from None
     if given and isinstance(held, set | frozenset):  # the order of another set is another
         raise GraphBreak("cannot-rebuild", "an iterator in the middle of a set")
+    row = row.replace("set.", "frozenset.") if isinstance(held, frozenset) else row
     name = code.start(value, row.format(code.expression(held)))
     code.lines += [f"next({name})"] * given
     return name
@@ -229,6 +230,9 @@ def _build_iterator(code: Code, value: Any) -> str:
         for argument in args:
             _must_be_unchanged(code, argument)
     arguments = ", ".join(code.expression(argument) for argument in args)
+    maker = own_maker(maker, args)
+    if maker is reversed and isinstance(classes.lookup(type(args[0]), "__len__"), types.FunctionType):
+        raise GraphBreak("cannot-rebuild", f"a reversed iterator over a {type(args[0]).__qualname__}")  # it asks again
     text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({arguments})"
     if state and state[0] is not None:
         name = code.start(value, text)
@@ -423,7 +427,7 @@ def _build_super(code: Code, value: Any) -> str:
 
 
 def _build_view(code: Code, value: Any) -> str:
-    return f"{code.expression(viewed(value))}.{VIEWS[type(value)]}()"
+    return f"{code.bind('view', VIEWS[type(value)])}({code.expression(viewed(value))})"
 
 
 def _build_handle(code: Code, value: RemovableHandle) -> str:
@@ -511,7 +515,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     Address: _build_of_memory,
     GradientNode: _refuse_node,
     Storage: _build_of_memory,
-    SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
+    SequenceIterator: _refuse("a live iterator over an object by its __getitem__"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
     **dict.fromkeys(VIEWS, _build_view),
     range: lambda code, value: repr(value),

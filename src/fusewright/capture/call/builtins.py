@@ -38,7 +38,7 @@ from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.ordering import extreme, sorted_row
 from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
-from fusewright.capture.call.support import drain, native_callback, native_iterable, one_by_one
+from fusewright.capture.call.support import drain, iterable_for, listed, native_callback, native_iterable, one_by_one
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute
 from fusewright.sizes import symfloat as runtime_float
@@ -238,13 +238,14 @@ def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-def _over_iterables(cls: Callable[..., Any], callbacks: int = 0) -> Row:
-    """An iterator class: its first `callbacks` arguments are called, iterables are read through the border."""
+def _over_iterables(cls: Callable[..., Any], callbacks: int = 0, take: Any = native_iterable) -> Row:
+    """An iterator class: its first `callbacks` arguments are called, iterables are read through the border, by
+    `take`."""
 
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         world = tracer.world
         ready = [native_callback(tracer, value) for value in args[:callbacks]]
-        ready += [native_iterable(world, value) if _is_iterable(world, value) else value for value in args[callbacks:]]
+        ready += [take(world, value) if _is_iterable(world, value) else value for value in args[callbacks:]]
         keywords = {
             name: native_callback(tracer, value) if name in ("key", "func") else value for name, value in kwargs.items()
         }
@@ -291,20 +292,17 @@ def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     method = classes.python_method(world, type(obj), "__reversed__") if type(obj) not in PLAIN else None
     if method is not None:
         return tracer.call(method, (obj,))
-    if type(obj) not in PLAIN and classes.python_method(world, type(obj), "__getitem__") is not None:
-        found: list[Any] = []
-        for index in range(_len(tracer, (obj,), {}) - 1, -1, -1):
-            try:
-                found.append(world.getitem(obj, index))
-            except UserException as signal:
-                if isinstance(signal.exception, (IndexError, StopIteration)):
-                    break
-                raise
-        return iter(found)
+    by_index = type(obj) not in PLAIN and classes.python_method(world, type(obj), "__getitem__") is not None
+    if by_index and classes.lookup(type(obj), "__reversed__") is MISSING:
+        return protocols.SequenceIterator(world, obj, _len(tracer, (obj,), {}) - 1, -1)
     return native(reversed, for_native(world, obj))
 
 
 # Conversions.
+
+
+_FALLBACKS = {int: ("__index__",), float: ("__index__",), complex: ("__float__", "__index__")}
+"""The special methods that a conversion asks for next."""
 
 
 def _convert(cls: type, method: str, code: str) -> Row:
@@ -331,11 +329,14 @@ def _convert(cls: type, method: str, code: str) -> Row:
         if isinstance(obj, (torch.SymFloat, torch.SymInt)) and cls is float:
             return native(torch.sym_float, obj)
         if type(obj) not in PLAIN:
-            for name in (method, "__index__") if len(args) == 1 and not kwargs else ():
+            alone = len(args) == 1 and not kwargs and not (cls is complex and isinstance(obj, str))
+            for name in dict.fromkeys((method, *_FALLBACKS[cls])) if alone else ():
                 function = classes.python_method(world, type(obj), name)
                 if function is not None:
-                    ask = operator.index if name == "__index__" else cls
+                    ask = operator.index if name == "__index__" else float if name == "__float__" else cls
                     return native(cls, protocols.answered(world, obj, name, ask, tracer.call(function, (obj,))))
+                if classes.lookup(type(obj), name) is not MISSING:  # the base's, which comes first
+                    break
             protocols.refuse_opaque(world, obj, method)
         return native(cls, *(for_native(world, value) for value in args), **kwargs)
 
@@ -362,7 +363,7 @@ def _format(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
 
 def _collect(cls: type) -> Row:
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        ready = (native_iterable(tracer.world, args[0]), *args[1:]) if args else ()
+        ready = (iterable_for(cls)(tracer.world, args[0]), *args[1:]) if args else ()
         return native(cls, *ready, **kwargs)
 
     return make
@@ -546,10 +547,10 @@ ROWS: list[tuple[Any, Row]] = [
     (itertools.dropwhile, _over_iterables(itertools.dropwhile, 1)),
     (itertools.filterfalse, _over_iterables(itertools.filterfalse, 1)),
     *((cls, _over_iterables(cls)) for cls in (
-        itertools.chain, itertools.product, itertools.permutations, itertools.combinations,
-        itertools.combinations_with_replacement,
-        itertools.cycle,
+        itertools.chain, itertools.cycle,
         itertools.islice, itertools.zip_longest, itertools.compress, itertools.pairwise)),
+    *((cls, _over_iterables(cls, take=listed)) for cls in (
+        itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement)),
     *((cls, functools.partial(_made_natively, cls)) for cls in (itertools.count, itertools.repeat)),
     (int, _convert(int, "__int__", "data-dependent-scalar")),
     (float, _convert(float, "__float__", "data-dependent-scalar")),

@@ -164,7 +164,7 @@ def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: A
         if isinstance(initialiser, types.FunctionType) and issubclass(cls, (dict, list, set, collections.deque)):
             return native(maker, cls)
         ready = tuple(
-            call_support.native_iterable(world, value)
+            call_support.iterable_for(cls)(world, value)
             if issubclass(cls, (tuple, frozenset))
             else for_native(world, value)
             for value in args

@@ -141,7 +141,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
     if base is not None:
         if (
-            isinstance(owner, dict)
+            defined_by is collections.OrderedDict
             and name in ("update", "__init__")
             and classes.python_method(world, type(owner), "__setitem__") is not None
         ):
@@ -424,7 +424,7 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
     if not issubclass(owner, _CONTAINER_BASES) and owner not in call_support.PURE_CLASSES:
         raise GraphBreak("untraceable-call", f"{owner.__module__}.{owner.__qualname__}.__new__")
     ready = tuple(
-        call_support.native_iterable(world, value)
+        call_support.iterable_for(owner)(world, value)
         if issubclass(owner, (tuple, frozenset))
         else for_native(world, value)
         for value in args[1:]
@@ -438,7 +438,8 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
 def _takes_iterables(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     try:
-        ready = tuple(call_support.native_iterable(world, value) for value in args)
+        take = call_support.iterable_for(type(owner))
+        ready = tuple(take(world, value) for value in args)
     except UserException as signal:
         if fn.__name__ == "join" and isinstance(signal.exception, TypeError):  # which has a complaint of its own
             ready = (object(),)
@@ -464,30 +465,31 @@ def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
 def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> None:
     if type(owner) not in PLAIN and not isinstance(owner, list):
         return native(fn, *args, **kwargs)
-    elements = list(owner)
-    owner[:] = []  # what a key or a comparison sees of the list
+    elements = list(list.__iter__(owner))
+    list.clear(owner)  # what a key or a comparison sees of the list
     try:
         elements = ordering.sort(tracer, elements, kwargs)
-        if owner:
+        if list.__len__(owner):
             raise UserException(ValueError("list modified during sort"))
     finally:
-        owner[:] = elements
+        list.__setitem__(owner, slice(None), elements)
     return None
 
 
 def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """index, count and remove compare elements: through the border, unless all are scalars."""
     world, name = tracer.world, fn.__name__
-    if not isinstance(owner, (list, tuple, collections.deque)) or all(
-        type(element) in SCALARS for element in (*owner, *args)
-    ):
+    base: Any = next((base for base in (list, tuple, collections.deque) if isinstance(owner, base)), None)
+    if base is None or all(type(element) in SCALARS for element in (*base.__iter__(owner), *args)):
         return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)
     item, *limits = args
-    positions = range(len(owner))[slice(*limits)] if limits else range(len(owner))
+    limits = [native(operator.index, limit) for limit in limits]
+    positions = range(base.__len__(owner))
     matches = (
         index
-        for index in positions
-        if protocols.identical(owner[index], item) or world.truth(world.compare("==", owner[index], item))
+        for index in (positions[slice(limits[0], *limits[1:2] or (None,))] if limits else positions)
+        if protocols.identical(element := base.__getitem__(owner, index), item)
+        or world.truth(world.compare("==", element, item))
     )
     if name == "count":
         return sum(1 for _ in matches)
@@ -496,7 +498,7 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
         empty = next(one for one in _EMPTY if isinstance(owner, type(one)))
         return native(getattr(empty, name), text_ready(world, item))
     if name == "remove":
-        operator.delitem(owner, found)  # type: ignore[arg-type]
+        base.__delitem__(owner, found)
         return None
     return found
 

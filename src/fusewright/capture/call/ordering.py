@@ -15,7 +15,7 @@ from fusewright.base.signals import UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import SCALARS
 from fusewright.capture.border.values.constant import is_constant
-from fusewright.capture.call.support import drain, one_by_one
+from fusewright.capture.call.support import listed, one_by_one
 from fusewright.capture.guards import MISSING
 from fusewright.sizes.symfloat import FloatNode, node_of
 
@@ -101,11 +101,12 @@ def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> list[Any]:
         ranks: list[Any] = keys
     else:
         ranks = [_Ordered(world, one) for one in keys]
-    order = native(
-        sorted, range(len(elements)), key=ranks.__getitem__, reverse=world.truth(kwargs.get("reverse", False))
-    )
+    reverse = kwargs.get("reverse", False)
+    if type(reverse) in SCALARS or isinstance(reverse, torch.Tensor):
+        reverse = world.truth(reverse)
+    order = native(sorted, range(len(elements)), key=ranks.__getitem__, reverse=reverse)
     return [elements[index] for index in order]
 
 
 def sorted_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return sort(tracer, drain(tracer.world, args[0]), kwargs)
+    return sort(tracer, native(list, listed(tracer.world, args[0])), kwargs)

@@ -25,7 +25,7 @@ from fusewright.capture.call.support import native_callback
 from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.interfaces import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -39,7 +39,12 @@ _ATOMIC = (
     torch.SymFloat,
     torch.SymBool,
 )
-_REFLECTIVE = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_REFLECTIVE = (
+    "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
+    "__getattr__", "__getattribute__",  # asked for the others
+)  # fmt: skip
+_OF_CONTENTS = ("__iter__", "__len__", "append", "items", "__setitem__")
+"""What a copy calls for the elements of a container of a class of the program's."""
 
 
 def _is_atomic(value: Any) -> bool:
@@ -50,12 +55,14 @@ def _is_atomic(value: Any) -> bool:
     )
 
 
-def _check_plain(value: Any) -> None:
+def _check_plain(world: World, value: Any) -> None:
     kind = type(value)
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
         raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}")
-    for name in _REFLECTIVE:
-        if classes.lookup(kind, name) not in (classes.lookup(object, name), *_builtin_hooks(value, name)):
+    contents = _OF_CONTENTS if isinstance(value, (list, dict, set, collections.deque)) else ()
+    for name in (*_REFLECTIVE, *contents, *(("__setattr__",) if classes.slots(kind) else ())):
+        found = classes.guarded_lookup(world, kind, name)
+        if found not in (classes.lookup(object, name), *_builtin_hooks(value, name)):
             raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which defines {name}")
     if classes.native_new(kind) not in (
         object.__new__,
@@ -139,7 +146,7 @@ def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
 def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | None = None) -> Any:
     """A new object of the same class with converted content, attributes and slots."""
     world = tracer.world
-    _check_plain(value)
+    _check_plain(world, value)
     kind = type(value)
     maker = classes.native_new(kind)
     if isinstance(value, tuple):

@@ -18,7 +18,7 @@ import struct
 import threading
 import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,12 +48,14 @@ VALUE_CLASSES: frozenset[type] = frozenset({
 })  # fmt: skip
 
 
-def native_iterable(world: World, obj: Any) -> Any:
+def native_iterable(world: World, obj: Any, sets: bool = False) -> Any:
     """An iterable that native code may consume: builtin containers as they are, others as an iterator through the
-    border."""
+    border. sets: the code is a set's."""
     if type(obj) is OutsideDict:
         return for_native(world, obj)
     if type(obj) in PLAIN:
+        return obj
+    if sets and isinstance(obj, (set, frozenset)):  # which looks into sets without asking a subclass
         return obj
     if (
         isinstance(obj, (list, tuple, dict, set, frozenset, collections.deque))
@@ -85,6 +87,20 @@ def one_by_one(world: World, obj: Any) -> Iterator[Any]:
                 return
             raise
         yield element
+
+
+def listed(world: World, obj: Any) -> Any:
+    """As `native_iterable`, for native code that makes a list or a tuple of it."""
+    ready = native_iterable(world, obj)
+    world.ask_length(obj)
+    return ready
+
+
+def iterable_for(cls: type) -> Callable[[World, Any], Any]:
+    """How the builtin methods of a class take an iterable."""
+    if issubclass(cls, (list, tuple)):
+        return listed
+    return functools.partial(native_iterable, sets=True) if issubclass(cls, (set, frozenset)) else native_iterable
 
 
 def drain(world: World, obj: Any) -> list[Any]:

@@ -38,6 +38,7 @@ from fusewright.capture.guards.sources import (
     TensorStride,
     TypeOf,
 )
+from fusewright.capture.guards.text import text_of
 from fusewright.capture.guards.torch_state import capture_global_state, key_sets
 from fusewright.capture.guards.types import ASKED_AT, MISSING, Guard, Missing, TensorGuard
 from fusewright.sizes.expressions import Relation, to_tuples
@@ -454,21 +455,6 @@ def guard_holds(
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def _short(value: object, depth: int = 0) -> str:
-    if isinstance(value, torch.Tensor):  # its own text would show, and copy, its elements
-        return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
-    if isinstance(value, tuple | list) and type(value) in (tuple, list):
-        shown = value[:3] if len(value) > 8 else value
-        rest = f", ... {len(value)} in all" if len(value) > 8 else ""
-        held = ", ".join([_short(one, depth + 1) for one in shown]) if depth < 4 else "..."  # it may hold itself
-        return f"({held}{rest})"
-    try:
-        text = repr(value)
-    except Exception:  # a user's __repr__ must not break a recompile message
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
 def guard_text(guard: Guard) -> str:
     """What the guard wants, in one line."""
     name = readable(guard.source)
@@ -477,21 +463,21 @@ def guard_text(guard: Guard) -> str:
         case "TYPE":
             return f"type({name}) is {value.__name__}"
         case "IS":
-            return f"{name} is {_short(value)}"
+            return f"{name} is {text_of(value)}"
         case "EQUALS":
-            return f"{name} == {_short(value)}"
+            return f"{name} == {text_of(value)}"
         case "LENGTH":
             return f"len({name}) == {value}"
         case "KEYS":
-            return f"list({name}) == {_short(list(value))}"
+            return f"list({name}) == {text_of(list(value))}"
         case "ABSENT":
-            return f"{_short(value)} not in {name}"
+            return f"{text_of(value)} not in {name}"
         case "TYPE_ATTRIBUTE":
             missing = isinstance(value[2], Missing)
             return (
                 f"{value[0].__name__}.{value[1]} does not exist"
                 if missing
-                else f"{value[0].__name__}.{value[1]} is {_short(value[2])}"
+                else f"{value[0].__name__}.{value[1]} is {text_of(value[2])}"
             )
         case "TENSOR":
             grad = "" if value.requires_grad is None else f", requires_grad={value.requires_grad}"
@@ -510,7 +496,7 @@ def guard_text(guard: Guard) -> str:
         case "STATE":
             return f"global state is {value}"
         case _:
-            return _short(value) if isinstance(guard.source, FunctionSource) else f"{name} {_short(value)}"
+            return text_of(value) if isinstance(guard.source, FunctionSource) else f"{name} {text_of(value)}"
 
 
 _DYNAMIC = "If a size changes from call to call, compile with dynamic=True or mark the dimension (mark_dynamic). "
@@ -558,7 +544,7 @@ def failure_text(
             return _state_difference(value)
         case "TYPE_ATTRIBUTE":
             cls, attribute, wanted = cast("tuple[type, str, object]", value)
-            return f"{cls.__name__}.{attribute} was {_short(wanted)}, is {_short(type_lookup(cls, attribute))}"
+            return f"{cls.__name__}.{attribute} was {text_of(wanted)}, is {text_of(type_lookup(cls, attribute))}"
         case "SAME" | "DIFFERENT" | "NO_OVERLAP":
             return f"{guard_text(guard)} no longer holds"
         case "BOUND":
@@ -581,15 +567,15 @@ def failure_text(
         case "TYPE":
             return f"type({name}) was {value.__name__}, is {type(now).__name__}"  # type: ignore[attr-defined]
         case "LENGTH":
-            return f"len({name}) was {value}, is {_length(now) if hasattr(now, '__len__') else _short(now)}"
+            return f"len({name}) was {value}, is {_length(now) if hasattr(now, '__len__') else text_of(now)}"
         case "KEYS":
-            found = _short(_keys(now) if isinstance(now, dict) else now)
-            return f"list({name}) was {_short(list(value))}, is {found}"  # type: ignore[call-overload]
+            found = text_of(_keys(now) if isinstance(now, dict) else now)
+            return f"list({name}) was {text_of(list(value))}, is {found}"  # type: ignore[call-overload]
         case "ABSENT":
-            return f"{_short(value)} was not in {name}, is"
+            return f"{text_of(value)} was not in {name}, is"
         case "TENSOR":
             return f"{name}{tensor_difference(value, now) or ' is as before'}"  # type: ignore[arg-type]
         case "CALL":
             asked = isinstance(guard.source, FunctionSource)
-            return f"{guard_text(guard)} no longer holds{'' if asked else f': it is {_short(now)}'}"
-    return f"{name} was {_short(value)}, is {_short(now)}"
+            return f"{guard_text(guard)} no longer holds{'' if asked else f': it is {text_of(now)}'}"
+    return f"{name} was {text_of(value)}, is {text_of(now)}"

@@ -13,6 +13,7 @@ import torch
 
 from fusewright.base.records import dataclass
 from fusewright.capture.guards.sources import Source
+from fusewright.capture.guards.text import text_of
 
 GuardKind = Literal[
     "TYPE",  # type(source) is value
@@ -103,7 +104,7 @@ class AnswersAgain:
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", repr(self.function))
-        return f"{name}({', '.join(map(repr, self.args))}) answers {self.value!r}"
+        return f"{name}({', '.join(map(text_of, self.args))}) answers {text_of(self.value)}"
 
     def __hash__(self) -> int:
         return hash((id(self.function), len(self.args)))

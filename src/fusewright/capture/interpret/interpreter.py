@@ -28,6 +28,7 @@ from fusewright.capture.bytecode.instructions import CO_ASYNC, CO_FAST_KINDS, CO
 from fusewright.capture.bytecode.liveness import live_slots
 from fusewright.capture.bytecode.resume import LastInstruction, origin_of
 from fusewright.capture.guards.sources import module_path
+from fusewright.capture.guards.text import text_of_error
 from fusewright.capture.interpret.arguments import bind
 from fusewright.capture.interpret.continuation import Continuation, returning
 from fusewright.capture.interpret.generators import InterpretedGenerator
@@ -289,7 +290,7 @@ class Tracer:
                 raise
             if frame.info.handlers[frame.pc - 1] is None:
                 self.forget_traceback(error)
-                raise SkipFrame("exception-escapes", f"{type(error).__name__}: {error}", self.stack())
+                raise SkipFrame("exception-escapes", text_of_error(error), self.stack())
             frame.unwind(error)
 
     def _close_generators(self) -> None:

@@ -9,7 +9,6 @@ content.
 from __future__ import annotations
 
 import gc
-import operator
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -256,11 +255,16 @@ def load_exact(world: World, real: dict, source: Source) -> object:
 
 _MAPPINGS: tuple[dict[str, object], ...] = ({}, OrderedDict())
 VIEWS: dict[type, Any] = {
-    type(getattr(mapping, name)()): operator.methodcaller(name)
+    type(getattr(mapping, name)()): getattr(type(mapping), name)
     for mapping in _MAPPINGS
     for name in ("keys", "values", "items")
 }
-"""The types of views, with what gives one of a dict."""
+"""The types of views, with what gives one of a dict: a subclass may have other methods under these names."""
+
+
+def shown_method(method: types.MethodType) -> Any:
+    """A method of another dict that looks like what stands for one of a dict's; None if it is any other method."""
+    return getattr({}, method.__func__.__name__) if type(method.__self__) is OutsideDict else None
 
 
 def load_view(world: World, real: Any, source: Source) -> object:

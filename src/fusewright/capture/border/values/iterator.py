@@ -9,7 +9,6 @@ elements are made by the program's code (a generator, a map) is a graph break.
 from __future__ import annotations
 
 import collections
-import copy
 import gc
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,15 @@ _LEAVES: tuple[type, ...] = (
     type(reversed([])),
 )
 _JOINED = (zip, enumerate)
+_MAKERS: dict[Any, str] = {iter: "__iter__", reversed: "__reversed__"}
+
+
+def own_maker(maker: Any, args: tuple[Any, ...]) -> Any:
+    """What makes an iterator that says it is `maker(*args)`: the base's method, of which a subclass is not asked."""
+    if maker not in _MAKERS or not args:
+        return maker
+    base = next((base for base in (list, tuple, str, bytes, bytearray) if isinstance(args[0], base)), type(args[0]))
+    return maker if base is type(args[0]) else getattr(base, _MAKERS[maker], maker)
 
 
 def _copied(iterator: Any, known: dict[int, Any]) -> Any:
@@ -39,7 +47,10 @@ def _copied(iterator: Any, known: dict[int, Any]) -> Any:
     if id(iterator) not in known:
         kind = type(iterator)
         if kind in _LEAVES:
-            made = copy.copy(iterator)
+            maker, args, *state = iterator.__reduce__()
+            made = own_maker(maker, args)(*args)
+            if state:
+                made.__setstate__(*state)
         elif kind in _JOINED:
             maker, args, *state = iterator.__reduce__()
             made = maker(*(one if type(one) is int else _copied(one, known) for one in args))

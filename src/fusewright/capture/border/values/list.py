@@ -31,7 +31,11 @@ def load_attributes(world: World, real: object, source: Source, shadow: object) 
     where = InstanceDict(source)
     world.guard("KEYS", where, tuple(attributes))
     loaded = {name: world.load(value, Item(where, name)) for name, value in attributes.items()}
-    object.__getattribute__(shadow, "__dict__").update(loaded)
+    inside = object.__getattribute__(shadow, "__dict__")
+    inside.update(loaded)
+    if world.known_stand_in(attributes) is not None:
+        raise GraphBreak("opaque-object", f"a {type(real).__qualname__} and its __dict__, each by itself")
+    world.stand_in(attributes, where, inside)
     return loaded
 
 

@@ -24,7 +24,7 @@ def load_tuple(world: World, real: tuple, source: Source) -> object:
         world.guard("EQUALS", source, real)
         return real
     world.guard("TYPE", source, type(real))
-    world.guard("LENGTH", source, len(real))
+    world.guard("LENGTH", source, tuple.__len__(real))
     elements = [world.load(element, Item(source, index)) for index, element in enumerate(tuple.__iter__(real))]
     if all(new is old for new, old in zip(elements, tuple.__iter__(real), strict=False)):
         return world.stand_in(real, source, real)

@@ -107,7 +107,7 @@ def map_add(frame: Frame, depth: int) -> None:
 def list_extend(frame: Frame, depth: int) -> None:
     iterable = frame.stack.pop()
     try:
-        values = elements(frame, iterable)
+        values = elements(frame, iterable, listed=True)
     except UserException as signal:
         if (
             not isinstance(signal.exception, TypeError)

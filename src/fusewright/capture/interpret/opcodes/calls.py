@@ -83,7 +83,7 @@ def _call_ex(frame: Frame, has_keywords: bool, null_last: bool) -> None:
     function = below if null_last or below is not NULL else above
     if type(args) is not tuple:
         try:
-            args = elements(frame, args)
+            args = elements(frame, args, listed=True)
         except UserException as signal:
             if not isinstance(signal.exception, TypeError) or hasattr(type(args), "__iter__"):
                 raise

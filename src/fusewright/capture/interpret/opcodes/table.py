@@ -55,12 +55,14 @@ def pop_many(stack: list[Any], count: int) -> list[Any]:
     return values
 
 
-def elements(frame: Frame, iterable: object) -> list[Any]:
-    """All elements of an iterable, through the border."""
+def elements(frame: Frame, iterable: object, listed: bool = False) -> list[Any]:
+    """All elements of an iterable, through the border. listed: CPython makes a list of them at once."""
     if type(iterable) in EXACT_SEQUENCES:
         return list(iterable)  # type: ignore[call-overload]
     world = frame.world
     iterator = world.iterate(iterable)
+    if listed:
+        world.ask_length(iterable)
     values: list[Any] = []
     while True:
         try:

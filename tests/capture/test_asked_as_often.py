@@ -1,0 +1,316 @@
+"""Special methods of the program's classes are called as often as in eager, and by nobody else: what PyTorch's and
+CPython's own code asks of an object is part of the program, what a capture looks at is not.
+
+Each program is run three times on an object of each class, eagerly and compiled; its result and the methods that were
+called, in their order, must be equal.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+
+CALLED: list[str] = []
+
+
+def noting(base: type, *names: str, **answers: Any) -> type:
+    """A subclass whose methods note that they were called: `names` do what the base's do, `answers` give a value."""
+
+    def passed_on(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any) -> Any:
+            CALLED.append(name)
+            return getattr(base, name)(self, *args)
+
+        return method
+
+    def answering(name: str, value: Any) -> Callable[..., Any]:
+        def method(self: Any, *args: Any) -> Any:
+            CALLED.append(name if name != "__getattr__" else args[0])
+            if name == "__getattr__":
+                raise AttributeError(args[0])
+            return value
+
+        return method
+
+    made = {name: passed_on(name) for name in names} | {name: answering(name, answers[name]) for name in answers}
+    return type(f"Noting{base.__name__.title()}", (base,), {"__hash__": base.__hash__, **made})
+
+
+CONTAINER = ("__iter__", "__len__")
+Index = noting(object, __index__=2, __float__=2.0)
+AnyAttribute = noting(object, __getattr__=None)
+CountingAny = noting(int, __getattr__=None)
+Number = noting(int, __index__=1, __eq__=True, __ne__=True, __lt__=True, __radd__=5, __rpow__=5, __rmatmul__=5)
+Double = noting(float, __radd__=5, __eq__=True)
+Other = noting(object, __radd__=5, __eq__=True, __gt__=True, __rmatmul__=5)
+Listed = noting(list, "__getitem__", *CONTAINER)
+Tupled = noting(tuple, __radd__=5, __eq__=True)
+
+
+class Sequence:
+    def __getitem__(self, index: int) -> int:
+        CALLED.append("__getitem__")
+        return (1, 1)[index]
+
+    def __len__(self) -> int:
+        CALLED.append("__len__")
+        return 2
+
+
+OPERANDS: dict[str, Callable[[], Any]] = {
+    "index": Index, "attributes": AnyAttribute, "int of attributes": lambda: CountingAny(1), "int": lambda: Number(1),
+    "float": lambda: Double(1.0), "object": Other, "list": lambda: Listed([1, 2]), "tuple": lambda: Tupled((1, 2)),
+    "sequence": Sequence,
+}  # fmt: skip
+
+
+def inplace(x: torch.Tensor, one: Any) -> Any:
+    x = x.clone()
+    x += one
+    return x
+
+
+def counted(*args: Any) -> int:
+    return len(args)
+
+
+OF_OPERANDS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "reshape": lambda x, one: x.reshape(one),
+    "reshape to a tuple": lambda x, one: x.reshape((2, one)),
+    "zeros": lambda x, one: torch.zeros(one) + x.sum(),
+    "zeros of a tuple": lambda x, one: torch.zeros((one,)) + x.sum(),
+    "full": lambda x, one: torch.full((2,), one) + x.sum(),
+    "add": lambda x, one: x + one,
+    "add to it": lambda x, one: one + x,
+    "add in place": inplace,
+    "mul": lambda x, one: torch.mul(x, one),
+    "power": lambda x, one: x**one,
+    "product": lambda x, one: x @ one,
+    "equal": lambda x, one: x == one,
+    "not equal": lambda x, one: x != one,
+    "greater": lambda x, one: x > one,
+    "is in": lambda x, one: one in [x],
+    "sum": lambda x, one: x.sum(one),
+    "element": lambda x, one: x[one],
+    "slice": lambda x, one: x[:one],
+    "store": lambda x, one: x.clone().__setitem__(0, one),
+    "tensor": lambda x, one: torch.tensor(one) + x.sum(),
+    "of a list": lambda x, one: torch.as_tensor([one, 1]) + x.sum(),
+    "cat": lambda x, one: torch.cat(one),
+    "softmax": lambda x, one: torch.nn.functional.softmax(x, dim=one),
+    "where": lambda x, one: torch.where(x > 0, x, one),
+    "clamp": lambda x, one: x.clamp(max=one),
+    "alpha": lambda x, one: torch.add(x, 1, alpha=one),
+    "einsum": lambda x, one: torch.einsum("ij->ji", one),
+    "spread": lambda x, one: counted(1, *one),
+    "spread alone": lambda x, one: counted(*one),
+    "spread in a list": lambda x, one: [*one, 1],
+    "extend": lambda x, one: [1].extend(one),
+    "list": lambda x, one: list(one),
+    "copy": lambda x, one: type(copy.copy(one)).__name__,
+    "deep copy": lambda x, one: type(copy.deepcopy(one)).__name__,
+}
+
+
+def outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+    CALLED.clear()
+    try:
+        result = function(*args)
+    except Exception as error:
+        # What PyTorch says of an operator that it refuses is its own.
+        result = type(error)
+    if isinstance(result, tuple) and hasattr(result[1], "__next__"):
+        result = type(result[1]), list(result[1])
+    called = tuple(CALLED)
+    return re.sub("0x[0-9a-f]+", "", str(result)), called
+
+
+@pytest.mark.parametrize("name", OF_OPERANDS)
+@pytest.mark.filterwarnings("ignore")
+def test_operands(name: str) -> None:
+    program = OF_OPERANDS[name]
+    for kind, make in OPERANDS.items():
+        one, x = make(), torch.arange(4.0).reshape(2, 2)
+        expected = outcome(program, x, one)
+        compiled = fusewright.compile(types.FunctionType(program.__code__, globals()))
+        for call in range(3):
+            assert outcome(compiled, x, one) == expected, (kind, call)
+
+
+MAPPING = ("__iter__", "__len__", "__reversed__", "keys", "values", "items")
+CONTAINERS: dict[str, Callable[[], Any]] = {
+    base.__name__: (lambda kind=noting(base, *names), filling=filling: kind(filling))
+    for base, names, filling in (
+        (list, (*CONTAINER, "__reversed__"), [1, 3]), (tuple, CONTAINER, [1, 3]), (set, CONTAINER, [1, 3]),
+        (frozenset, CONTAINER, [1, 3]), (collections.deque, (*CONTAINER, "__reversed__"), [1, 3]),
+        (dict, MAPPING, {1: 2, 3: 4}), (collections.OrderedDict, MAPPING, {1: 2, 3: 4}), (bytes, CONTAINER, [1, 3]),
+    )
+}  # fmt: skip
+ITERATORS: dict[str, Callable[[Any], Any]] = {
+    "iter": iter, "reversed": reversed, "zip": lambda one: zip(one, one), "enumerate": enumerate,
+    "map": lambda one: map(abs, one), "of a list": lambda one: iter(list(one)), "sorted": lambda one: iter(sorted(one)),
+    "values": lambda one: iter(one.values()), "items": lambda one: reversed(one.items()),
+}  # fmt: skip
+
+
+def whole(x: torch.Tensor, one: Any, make: Any) -> Any:
+    return x + 1, make(one)
+
+
+def begun(x: torch.Tensor, one: Any, make: Any) -> Any:
+    iterator = make(one)
+    next(iterator)
+    return x + 1, iterator
+
+
+def of_a_copy(x: torch.Tensor, one: Any, make: Any) -> Any:
+    return x + 1, make(type(one)(one))
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+@pytest.mark.parametrize("program", [whole, begun, of_a_copy], ids=lambda program: program.__name__)
+def test_iterators_that_leave_the_frame(kind: str, program: Any) -> None:
+    for name, make in ITERATORS.items():
+        compiled = fusewright.compile(types.FunctionType(program.__code__, globals()))
+        expected = outcome(program, torch.ones(2), CONTAINERS[kind](), make)
+        for call in range(2):
+            assert outcome(compiled, torch.ones(2), CONTAINERS[kind](), make) == expected, (name, call)
+
+
+TEXT = ("__repr__", "__str__", "__format__")
+NUMBER = ("__index__", "__int__", "__float__")
+OF_ANY_KIND: dict[str, Callable[[], Any]] = {
+    base.__name__: (lambda kind=noting(base, *names, __bool__=True, **answers), filling=filling: kind(*filling))
+    for base, names, answers, filling in (
+        (list, (*CONTAINER, *TEXT, "__getitem__", "sort", "__setitem__"), {"__index__": 1}, ([1, 2],)),
+        (dict, (*MAPPING, *TEXT, "__setitem__", "update"), {}, ({"a": 1},)),
+        (collections.OrderedDict, (*MAPPING, *TEXT, "__setitem__", "update"), {}, ({"a": 1},)),
+        (set, (*CONTAINER, *TEXT), {}, ([1],)), (tuple, (*CONTAINER, *TEXT), {}, ([1, 2],)),
+        (int, (*TEXT, *NUMBER), {}, (1,)), (float, (*TEXT, "__float__"), {"__index__": 1}, (1.5,)),
+        (str, (*CONTAINER, *TEXT, "__getitem__"), {"__index__": 1}, ("ab",)),
+        (object, TEXT, {"__len__": 2, "__getitem__": 1, "__index__": 1}, ()),
+    )
+}  # fmt: skip
+
+
+def refused(x: torch.Tensor, one: Any) -> Any:
+    assert not one, one
+
+
+def raised(x: torch.Tensor, one: Any) -> Any:
+    raise ValueError(one)
+
+
+OF_ANY: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "in a text": lambda x, one: f"{[one]}",
+    "percent": lambda x, one: "%s" % one,  # noqa: UP031
+    "text": lambda x, one: str({"a": one}),
+    "sort": lambda x, one: one.sort(),
+    "identity": lambda x, one: id(one) == id(one),
+    "product": lambda x, one: x is None or list(itertools.product(list(one), one)),
+    "assert": refused,
+    "raise": raised,
+    "reverse": lambda x, one: sorted([2, 1], reverse=one),
+    "limit": lambda x, one: [1, 2].index(1, one),
+    "join": lambda x, one: ",".join(one),
+    "update": lambda x, one: one.update(a=4),
+    "complex": lambda x, one: complex(one),
+    "int": lambda x, one: int(one),
+    "reversed": lambda x, one: [next(reversed(one)), len(list(reversed(one)))],
+    "sorted": lambda x, one: sorted(one),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY)
+@pytest.mark.parametrize("kind", OF_ANY_KIND)
+def test_any_object(kind: str, name: str) -> None:
+    program = OF_ANY[name]
+    if kind == "object" and name in ("join", "product", "sorted"):
+        return  # its elements never end
+    expected = outcome(program, torch.ones(2), OF_ANY_KIND[kind]())
+    compiled = fusewright.compile(types.FunctionType(program.__code__, globals()))
+    for call in range(3):
+        assert outcome(compiled, torch.ones(2), OF_ANY_KIND[kind]()) == expected, call
+
+
+def test_where_a_search_begins() -> None:
+    def program(x: torch.Tensor) -> list[Any]:
+        held: list[Any] = [1, (x,), 1, "a"]
+        return [held.index(1, 1), held.index(1, 0, 1), held.index("a", -1), (1, held, 1).index(1, 1)]
+
+    assert fusewright.compile(program)(torch.ones(2)) == program(torch.ones(2)) == [2, 0, 3, 2]
+
+
+@pytest.mark.parametrize("base", [list, dict, collections.OrderedDict, set, Exception, object])
+def test_instance_dictionaries_are_themselves(base: type) -> None:
+    kind = type("Kind", (base,), {})
+
+    def program(x: torch.Tensor, one: Any) -> Any:
+        one.w = 4
+        return vars(one), one.__dict__
+
+    one = kind()
+    compiled = fusewright.compile(program)
+    for _ in range(2):
+        first, second = compiled(torch.ones(1), one)
+        assert first is one.__dict__
+        assert second is one.__dict__
+
+
+def test_methods_of_dicts_look_like_methods_of_dicts() -> None:
+    outside = {"a": 1}
+
+    def program(x: torch.Tensor) -> list[Any]:
+        seen: list[Any] = []
+        for method in (outside.get, outside.__len__, outside.__getitem__, {}.get):
+            seen += [type(method).__name__, isinstance(method, type(len)), hasattr(method, "__func__")]
+            seen += [method.__name__, method.__qualname__, type(method.__self__)]
+            for change in (lambda: method.zzz, lambda: setattr(method, "__defaults__", 3)):
+                try:
+                    change()
+                except AttributeError as error:
+                    seen.append(str(error))
+        return seen
+
+    assert fusewright.compile(program)(torch.ones(1)) == program(torch.ones(1))
+
+
+def test_contexts_of_errors_that_numbers_raise() -> None:
+    def program(b: int) -> Any:
+        try:
+            try:
+                (1, 2) > b  # type: ignore[operator]
+            finally:
+                del {"b": b}["a"]
+        except KeyError as error:
+            return error
+
+    compiled = fusewright.compile(program)
+    for b in (1, 2, 3):
+        error = compiled(b)
+        assert type(error.__context__) is TypeError
+        assert error.__context__.__context__ is None
+
+
+def test_what_is_not_found_is_named() -> None:
+    def program(x: torch.Tensor, kept: Any) -> list[str]:
+        said = []
+        for one, item in (([x.shape], 5), (collections.deque([(1,)]), "a"), (((1,),), 5), ([object], kept)):
+            for method in ("index", "remove"):
+                try:
+                    getattr(one, method)(item)
+                except (ValueError, AttributeError) as error:
+                    said.append(str(error))
+        return said
+
+    assert fusewright.compile(program)(torch.ones(2), 1.5) == program(torch.ones(2), 1.5)
