@@ -33,7 +33,7 @@ def repeatable(
     if any(map(is_collective, graph.nodes)):
         return run
     writes = torch_level and any(map(_writes, graph.nodes))
-    drawn = _drawn_by_checked(graph) if torch_level else drawing_devices(graph)
+    drawn = _drawn_at_torch_level(graph) if torch_level else drawing_devices(graph)
 
     def attempt(*inputs: Any) -> Any:
         kept = (
@@ -108,12 +108,15 @@ def has_checks(graph: torch.fx.Graph) -> bool:
     return any(CHECK in node.args for node in graph.nodes)
 
 
-def _drawn_by_checked(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
-    """The generators that a graph with checks may have drawn from when one fails."""
-    if not has_checks(graph) and not any(node.target in generator_states.OPERATORS for node in graph.nodes):
+def _drawn_at_torch_level(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
+    """The generators that a graph may have drawn from when it fails: where it has checks, what stands behind the one
+    that fails may draw too."""
+    hosts = has_checks(graph) or any(node.target in generator_states.OPERATORS for node in graph.nodes)
+    if not hosts and not any(node.meta.get("random") for node in graph.nodes):
         return ()
     kinds = [node.meta.get("type") for node in graph.find_nodes(op="placeholder")]
-    return tuple(dict.fromkeys((CPU, MODULES, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))
+    devices = (kind.device for kind in kinds if isinstance(kind, TensorType))
+    return tuple(dict.fromkeys((CPU, *((MODULES,) if hosts else ()), *devices)))
 
 
 def _writes(node: torch.fx.Node) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from fusewright.operators.decompositions.eager_kernels import refuse_dtypes
 from fusewright.sizes.expressions import floor_div
 from fusewright.sizes.interfaces import Recorder
 from fusewright.sizes.symint import dim_of, size_of
@@ -57,6 +58,8 @@ def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverloa
         or not x.is_cpu
     ):
         return None
+    between = () if nearest else (bool(corners),)
+    refuse_dtypes(recorder, operator, (x,), [1] * rank, *between)  # PyTorch's Python version takes other ones
     sizes = _each(given["size"], rank, (int, torch.SymInt))
     scales = _each(given["scale_factor"], rank, (int, float))
     if (sizes is None) == (scales is None) or (given["size"] is not None and given["scale_factor"] is not None):
@@ -70,7 +73,6 @@ def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverloa
             for size, (numerator, denominator) in zip(x.shape[2:], fractions, strict=True)
         ]
         scales = [float(scale) for scale in scales]
-    between = () if nearest else (bool(corners),)
     return operator, (x, sizes, *between, *(scales or (None,) * rank))
 
 
