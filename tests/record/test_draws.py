@@ -156,6 +156,21 @@ def test_a_call_that_is_repeated_draws_once(training: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_a_call_with_a_constant_place_out_of_bounds_has_drawn_once(backend: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, torch.tensor([1]), torch.rand(1, 3))
+
+    found = []
+    for run in (function, fusewright.compile(function, backend=backend)):
+        torch.manual_seed(4)
+        for _ in range(2):
+            with pytest.raises(Exception, match=r"out of (bounds|range)"):
+                run(torch.ones(1, 3))
+        found.append(torch.rand(2))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
 @pytest.mark.parametrize(
     "draw",
     [torch.rand, lambda *sizes: torch.empty(*sizes).normal_(), lambda *sizes: functional.dropout(torch.ones(*sizes))],

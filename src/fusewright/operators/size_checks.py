@@ -200,6 +200,10 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.select_scatter.default: _fits_view(aten.select.int),
     aten.diagonal_scatter.default: _fits_view(aten.diagonal.default),
     aten.as_strided_scatter.default: lambda env, self, src, size, *rest, **named: _equal_shapes(src.shape, size),
+    **dict.fromkeys(
+        (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
+        lambda env, gradient, result, *rest: _equal_shapes(gradient.shape, result.shape),
+    ),
     aten.native_group_norm.default: _group_norm,
     aten.gather.default: _gather,
     **dict.fromkeys(

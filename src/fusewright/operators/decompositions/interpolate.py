@@ -7,12 +7,14 @@ arguments that are wrong included, runs natively.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from fusewright.base.signals import GraphBreak
 from fusewright.operators.decompositions.eager_kernels import refuse_dtypes
 from fusewright.sizes.expressions import floor_div
 from fusewright.sizes.interfaces import Recorder
@@ -67,6 +69,7 @@ def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverloa
     if scales is not None:
         fractions = [float(scale).as_integer_ratio() if 0 < scale < 1 << 20 else (0, 0) for scale in scales]
         if not all(0 < denominator <= _LARGEST_DENOMINATOR for _, denominator in fractions):
+            _refuse_sizes(x, scales)
             return None
         sizes = [
             size_of(floor_div(dim_of(size) * numerator, denominator), recorder.env)
@@ -74,6 +77,15 @@ def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverloa
         ]
         scales = [float(scale) for scale in scales]
     return operator, (x, sizes, *between, *(scales or (None,) * rank))
+
+
+def _refuse_sizes(x: torch.Tensor, scales: list[Any]) -> None:
+    """PyTorch's Python version lets pass what has nothing to read or to write."""
+    if not all(scale > 0 for scale in scales):
+        return
+    least = (1, *(max(1, math.ceil(1 / scale)) for scale in scales))
+    if not all(size >= one for size, one in zip(x.shape[1:], least, strict=True)):
+        raise GraphBreak("operator-failed", "an interpolation from, or to, no elements")
 
 
 def _each(value: Any, rank: int, kinds: tuple[type, ...]) -> list[Any] | None:
