@@ -136,6 +136,15 @@ def test_of_large_numbers(name: str, dtype: torch.dtype) -> None:
                 agree(OF_LARGE[name], compiled, x, tangent, large=True)
 
 
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_of_large_bfloat16(name: str) -> None:
+    compiled = fusewright.compile(STATISTICS[name])
+    for row in LARGE:
+        x = torch.tensor([row, [1.0, 2.0, 4.0]] * 8).bfloat16().repeat(1, 16)
+        precise = STATISTICS[name](x.double()).bfloat16()
+        torch.testing.assert_close(compiled(x), precise, rtol=2 * torch.finfo(x.dtype).eps, atol=1e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "function",

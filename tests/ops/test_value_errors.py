@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import fusewright
 
 BACKENDS = ["native", "aot_eager", "eager"]
+ZEROS = torch.zeros(4, 8, dtype=torch.int64)
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "class too large": (lambda x: F.one_hot(x, 3), (torch.tensor([5]),)),
     "class below zero": (lambda x: F.one_hot(x, 3) + 1, (torch.tensor([-1, 2]),)),
@@ -22,6 +23,19 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "complex of two dtypes": (torch.complex, (torch.ones(4), torch.ones(4, dtype=torch.float64))),
     "complex of bfloat16": (torch.complex, (torch.ones(4).bfloat16(), torch.ones(4).bfloat16())),
     "cat into its operand": (lambda x, y: torch.cat([x[:0], y], out=y), (torch.ones(4), torch.ones(4))),
+    "classes of another type": (lambda x: F.one_hot(x, 3), (ZEROS.int(),)),
+    "classes of bytes": (lambda x: F.one_hot(x), (ZEROS.byte(),)),
+    "glu of integers": (F.glu, (ZEROS,)),
+    "glu of truths": (F.glu, (ZEROS.bool(),)),
+    "max_pool1d of integers": (lambda x: F.max_pool1d(x, 2), (ZEROS,)),
+    "max_pool1d of bytes": (lambda x: torch.max_pool1d(x, 2), (ZEROS.byte(),)),
+    "multi_margin_loss of integers": (F.multi_margin_loss, (ZEROS, ZEROS[0, :4])),
+    "interpolation of integers": (lambda x: F.interpolate(x, scale_factor=1.7), (ZEROS[None],)),
+    "upsampling of integers": (lambda x: F.upsample_nearest(x, scale_factor=2), (ZEROS[None],)),
+    "index_fill at another type": (lambda x: x.index_fill(0, torch.tensor([1], dtype=torch.int32), 2), (ZEROS,)),
+    "targets that are too small": (lambda x: F.nll_loss(x, ZEROS[None, :, 1:]), (torch.ones(1, 3, 4, 8),)),
+    "targets that are too large": (lambda x: F.cross_entropy(x, ZEROS[None]), (torch.ones(1, 3, 4, 7),)),
+    "targets of another batch": (lambda x: F.cross_entropy(x, ZEROS[None]), (torch.ones(2, 3, 4, 8),)),
     "empty range": (lambda x: x.random_(5, 3), (torch.ones(3),)),
     "hardswish of integers": (F.hardswish, (torch.ones(3, dtype=torch.int64),)),
     "logsigmoid of integers": (F.logsigmoid, (torch.ones(3, dtype=torch.uint8),)),
@@ -39,14 +53,15 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_eager_refuses(name: str, backend: str) -> None:
+def test_what_eager_refuses(name: str, backend: str, dynamic: bool) -> None:
     function, args = REFUSED[name]
     with pytest.raises(Exception) as expected:
         function(*args)
     with pytest.raises(type(expected.value)) as raised:
-        fusewright.compile(function, backend=backend)(*args)
+        fusewright.compile(function, backend=backend, dynamic=dynamic)(*args)
     assert str(raised.value) == str(expected.value)
 
 

@@ -73,6 +73,15 @@ def test_extreme_probabilities() -> None:
         fusewright.compile(lambda x: x.bernoulli_(1.5))(x)
 
 
+@pytest.mark.parametrize("p", [0.5, 1.0])
+@pytest.mark.parametrize("drop", [functional.dropout, lambda x, p: torch.dropout(x, p, True)])
+def test_dropout_of_nothing_gives_the_tensor_itself(drop: Callable[..., torch.Tensor], p: float) -> None:
+    compiled = fusewright.compile(lambda x: drop(x, p), dynamic=True, fullgraph=True)
+    for size in (3, 0, 5):
+        x = torch.ones(2, size)
+        assert (compiled(x) is x) == (drop(x, p) is x) == (size == 0)
+
+
 def test_in_place_on_every_dtype() -> None:
     for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool):
         torch.manual_seed(2)
@@ -146,13 +155,33 @@ def test_a_call_that_is_repeated_draws_once(training: bool) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("draw", [torch.rand, lambda *sizes: torch.empty(*sizes).normal_()])
-def test_a_product_that_is_refused_has_drawn_once(draw: Callable[..., torch.Tensor]) -> None:
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_a_call_with_a_constant_place_out_of_bounds_has_drawn_once(backend: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, torch.tensor([1]), torch.rand(1, 3))
+
+    found = []
+    for run in (function, fusewright.compile(function, backend=backend)):
+        torch.manual_seed(4)
+        for _ in range(2):
+            with pytest.raises(Exception, match=r"out of (bounds|range)"):
+                run(torch.ones(1, 3))
+        found.append(torch.rand(2))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize(
+    "draw",
+    [torch.rand, lambda *sizes: torch.empty(*sizes).normal_(), lambda *sizes: functional.dropout(torch.ones(*sizes))],
+)
+def test_a_product_that_is_refused_has_drawn_once(draw: Callable[..., torch.Tensor], backend: str) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x @ draw(3, 3)
 
     x, found = torch.ones(2, 3, dtype=torch.float64), []
-    for run in (function, fusewright.compile(function)):
+    options = {"fallback_random": True} if backend == "native" else None
+    for run in (function, fusewright.compile(function, backend=backend, options=options)):
         torch.manual_seed(4)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="same dtype"):

@@ -47,6 +47,33 @@ def test_a_view_of_a_result_is_another_object(name: str, shape: tuple[int, ...],
         assert not shared(results[1], results[2])
 
 
+WITHOUT_ELEMENTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda v: v[:0], lambda v: v[:0].T, lambda v: v[9:], lambda v: v[1:1], lambda v: v.narrow(1, 1, 0), lambda v: v[:0].unsqueeze(0),
+    lambda v: v.split([0, 3])[0], lambda v: v[:0].transpose_(0, 0), lambda v: v.T[2:2],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("made", [lambda x: x * 2, lambda x: x @ x.mT, lambda x: x.sort()[0], lambda x: x])
+@pytest.mark.parametrize("view", WITHOUT_ELEMENTS)
+def test_a_view_without_elements_has_the_memory_of_what_it_views(
+    view: Callable[[torch.Tensor], torch.Tensor], made: Callable[[torch.Tensor], torch.Tensor], backend: str
+) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return view(made(x)[:]).as_strided((1, 2), (1, 1), 0)
+
+    def returned(x: torch.Tensor) -> torch.Tensor:
+        return view(made(x)[:])
+
+    x = torch.rand(3, 3)
+    for run in (returned, fusewright.compile(returned, backend=backend)):
+        found = run(x)
+        if run is returned:
+            eager = found.untyped_storage().nbytes(), found.storage_offset(), tuple(found.shape)
+        assert (found.untyped_storage().nbytes(), found.storage_offset(), tuple(found.shape)) == eager
+    assert torch.equal(fusewright.compile(function, backend=backend)(x), function(x))
+
+
 VIEWS: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x.detach(), lambda x: x.view(-1), lambda x: x * 2, lambda x: x.mT, lambda x: x.expand(2, *x.shape),
     lambda x: (x.t(), x + 1), lambda x: (x * 2).view(-1), lambda x: x[0], lambda x: x.flatten(), lambda x: x.contiguous(),

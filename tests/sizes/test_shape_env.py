@@ -60,6 +60,15 @@ def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:
     assert env.simplify(s) is s and [str(g) for g in env.guards] == ["s0//2 == 1"]
 
 
+def test_a_symbol_that_becomes_known_rewrites_what_others_follow_from() -> None:
+    """With s0 known the first fact fixes s1, which the others are said of too."""
+    env = ShapeEnv()
+    s, t, u = env.create("s0", 2, None), env.create("s1", 3, None), env.create("s2", 4, None)
+    assert env.guard(Relation("==", s * t + s, 8)) and env.guard(Relation("==", s * t * u, 24))
+    assert env.guard(Relation("==", s * t * u * u, 96)) and env.guard(Relation("==", s, 2))
+    assert (env.simplify(t), env.simplify(u), env.simplify(s * t + u)) == (3, 4, 10)
+
+
 def test_ranges_are_learnt() -> None:
     env = ShapeEnv()
     s = env.create("s0", 64, None)

@@ -6,18 +6,22 @@ happens. Always holds: what the failed call has written to or drawn is put back 
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 
 from fusewright.base.errors import RuntimeFallback
 from fusewright.graph.collectives import is_collective
 from fusewright.graph.generators import CPU, Drawn, drawing_devices, states_of
 from fusewright.operators import generator_states
 from fusewright.operators.host_draws import MODULES
+from fusewright.operators.philox import BERNOULLI
+from fusewright.operators.schema import facts
 from fusewright.record.torch_level import CHECK
 from fusewright.sizes.tensor_type import TensorType
 
@@ -33,7 +37,7 @@ def repeatable(
     if any(map(is_collective, graph.nodes)):
         return run
     writes = torch_level and any(map(_writes, graph.nodes))
-    drawn = _drawn_by_checked(graph) if torch_level else drawing_devices(graph)
+    drawn = _drawn_at_torch_level(graph) if torch_level else drawing_devices(graph)
 
     def attempt(*inputs: Any) -> Any:
         kept = (
@@ -60,8 +64,8 @@ def repeatable(
 
 def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:
     """`run` of a graph at ATen level, of which a call that raises RuntimeFallback has drawn no random numbers: the same
-    ones are drawn by the call that repeats it. Itself where the graph draws none, or has nothing that an operator may
-    refuse (positions, divisors, matrices of linear algebra, dtypes of products)."""
+    ones are drawn by the call that repeats it. Itself where the graph draws none, or has no operator that may refuse
+    what it is given."""
     devices = drawing_devices(graph)
     if not devices or not any(map(_may_refuse, graph.nodes)):
         return run
@@ -79,17 +83,13 @@ def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., 
 
 
 def _may_refuse(node: torch.fx.Node) -> bool:
-    kind = node.meta.get("type")
-    if node.op == "placeholder":
-        return isinstance(kind, TensorType) and not (kind.dtype.is_floating_point or kind.dtype.is_complex)
-    name = str(node.target)
-    return node.op == "call_function" and any(part in name for part in _REFUSING)
-
-
-_REFUSING = (
-    "linalg", "cholesky", "_assert", "numpy_call", "of_size", "fusewright.draws", "mm", "conv", "linear", "attention",
-)  # fmt: skip
-"""Parts of the names of operators."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if not isinstance(node.target, OpOverload):
+        return True
+    known = facts(node.target)
+    foreign = node.target.namespace != "aten" and node.target is not BERNOULLI
+    return known.may_fail or known.product or known.effect or foreign
 
 
 def _stops_a_checkpoint(error: Exception) -> bool:
@@ -108,12 +108,15 @@ def has_checks(graph: torch.fx.Graph) -> bool:
     return any(CHECK in node.args for node in graph.nodes)
 
 
-def _drawn_by_checked(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
-    """The generators that a graph with checks may have drawn from when one fails."""
-    if not has_checks(graph) and not any(node.target in generator_states.OPERATORS for node in graph.nodes):
+def _drawn_at_torch_level(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
+    """The generators that a graph may have drawn from when it fails: where it has checks, what stands behind the one
+    that fails may draw too."""
+    hosts = has_checks(graph) or any(node.target in generator_states.OPERATORS for node in graph.nodes)
+    if not hosts and not any(node.meta.get("random") for node in graph.nodes):
         return ()
     kinds = [node.meta.get("type") for node in graph.find_nodes(op="placeholder")]
-    return tuple(dict.fromkeys((CPU, MODULES, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))
+    devices = (kind.device for kind in kinds if isinstance(kind, TensorType))
+    return tuple(dict.fromkeys((CPU, *((MODULES,) if hosts else ()), *devices)))
 
 
 def _writes(node: torch.fx.Node) -> bool:

@@ -75,11 +75,18 @@ _PLACED = frozenset(
     getattr(torch.ops.aten, name).default
     for name in """index_put index_put_ _unsafe_index_put index_add index_add_ index_copy
         index_copy_ nll_loss_forward nll_loss_backward nll_loss2d_forward
-        nll_loss2d_backward""".split()
+        nll_loss2d_backward multi_margin_loss multilabel_margin_loss_forward""".split()
+) | frozenset(
+    getattr(packet, overload)
+    for packet in (torch.ops.aten.index_fill, torch.ops.aten.index_fill_)
+    for overload in ("int_Scalar", "int_Tensor")
 )
 """Their tensors of integers tell places: 0."""
+_HALVED = frozenset({torch.ops.aten.glu.default})
+"""They take a dimension in two halves."""
 _WINDOWS: dict[OpOverload, tuple[object, ...]] = {
     torch.ops.aten.avg_pool3d.default: ((1, 1, 1),),
+    torch.ops.aten.max_pool1d.default: ((1,),),
     torch.ops.aten.reflection_pad1d.default: ((0, 0),),
     torch.ops.aten.reflection_pad2d.default: ((0, 0, 0, 0),),
     torch.ops.aten.reflection_pad3d.default: ((0, 0, 0, 0, 0, 0),),
@@ -92,6 +99,7 @@ _OTHERS = frozenset(
 ) | {
     *_SIZED,
     *_PLACED,
+    *_HALVED,
     *_WINDOWS,
     torch.ops.aten.rsub.Tensor,
     torch.ops.aten.rsub.Scalar,
@@ -138,7 +146,7 @@ def _answer(
     with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            made = _placed if func in _PLACED else _made
+            made = _placed if func in _PLACED else _pair if func in _HALVED else _made
             named = {name: made(value) for name, value in kwargs}
             if func in _SPREAD:
                 named["correction"] = 0
@@ -171,6 +179,10 @@ def _made(value: object) -> object:
     if isinstance(value, _Tensor):
         return torch.ones([1] * value.rank, dtype=value.dtype, device="cpu")
     return value.value if isinstance(value, _Given) else list(map(_made, value))  # type: ignore[call-overload]
+
+
+def _pair(value: object) -> object:
+    return torch.ones([2] * value.rank, dtype=value.dtype) if isinstance(value, _Tensor) else _made(value)
 
 
 def _placed(value: object) -> object:

@@ -6,6 +6,7 @@ Takes an OpOverload; gives an `OperatorFacts`, computed once an operator.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import torch
@@ -31,6 +32,7 @@ class OperatorFacts:
     foreach    works on lists of tensors, element by element (`_foreach_add`)
     recasts    its result has the bytes of its first argument under another dtype
     may_fail   raises for some values of its operands (an index out of range, a singular matrix, ints divided by 0)
+    product    of matrices or windows: takes long, and its kernels refuse dtypes that meta kernels let pass
     """
 
     arguments: tuple[str, ...]
@@ -43,6 +45,7 @@ class OperatorFacts:
     foreach: bool
     recasts: bool = False
     may_fail: bool = False
+    product: bool = False
 
     @property
     def is_view(self) -> bool:
@@ -53,6 +56,8 @@ class OperatorFacts:
 _EFFECTS = frozenset({"aten::_assert_async", "aten::_assert_scalar"})
 
 _RECASTS = frozenset({aten.view_as_complex.default, aten.view_as_real.default, aten.view.dtype})
+
+_PRODUCT = re.compile(r"(^|_|b|add)mm|(^|add)mv(_|$)|dot$|matmul|(^|_)linear(_|$)|(^|_)conv(\d|_|olution)|attention")
 
 # By name; in-place forms have an underscore more.
 _MAY_FAIL = frozenset("""
@@ -133,6 +138,7 @@ def _facts(op: OpOverload) -> OperatorFacts:
         recasts=op in _RECASTS,
         may_fail=schema.name == "fusewright::numpy_call"
         or (op.namespace == "aten" and _may_fail(schema.name.removeprefix("aten::"), schema.overload_name)),
+        product=_PRODUCT.search(schema.name.partition("::")[2]) is not None,
     )
 
 

@@ -97,7 +97,10 @@ def _index_put(
 def _nll_loss(
     env: ShapeEnv, self: TensorType, target: TensorType, weight: TensorType | None, *rest: Any, **named: Any
 ) -> Pairs:
-    return () if weight is None or weight.ndim != 1 else [(weight.shape[0], self.shape[1 if self.ndim > 1 else 0])]
+    """A weight for each class; a target for each place."""
+    weights = () if weight is None or weight.ndim != 1 else ((weight.shape[0], self.shape[1 if self.ndim > 1 else 0]),)
+    places = zip((self.shape[0], *self.shape[2:]), target.shape) if self.ndim == 4 and target.ndim == 3 else ()
+    return [*weights, *places]
 
 
 def _upsample(env: ShapeEnv, self: TensorType, output_size: Sequence[Dim], *rest: Any, **named: Any) -> Pairs:
@@ -197,6 +200,10 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.select_scatter.default: _fits_view(aten.select.int),
     aten.diagonal_scatter.default: _fits_view(aten.diagonal.default),
     aten.as_strided_scatter.default: lambda env, self, src, size, *rest, **named: _equal_shapes(src.shape, size),
+    **dict.fromkeys(
+        (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
+        lambda env, gradient, result, *rest: _equal_shapes(gradient.shape, result.shape),
+    ),
     aten.native_group_norm.default: _group_norm,
     aten.gather.default: _gather,
     **dict.fromkeys(

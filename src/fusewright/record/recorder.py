@@ -106,6 +106,7 @@ class Recorder:
         self.here: tuple[Location, ...] = ()
         self.lines = ForwardLines()
         self._depth = 0
+        self.drew = False  # whether the present call has drawn random numbers
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
         self.freed = self.wrapped = self.recompute = self.retains = False
@@ -300,6 +301,7 @@ class Recorder:
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
         # are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
+        self.drew = False
         watched = out_tensors.watch(self.graph, fn, kwargs) if self.level == "aten" and "out" in kwargs else None
         try:
             if self._depth or self.symbolic:
@@ -320,6 +322,8 @@ class Recorder:
             watched.check_written(_name(fn))
         if node is not None:
             self._torch_level.adopt(result, node)
+            if self.drew:
+                node.meta["random"] = True
         return result
 
     def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -330,6 +334,7 @@ class Recorder:
             self.refuse_unasked(self, args, kwargs)
         known = facts(func)
         self.changes += len(known.written)
+        self.drew |= known.random
         if func in scalar_operands.OF_NUMBERS and isinstance(args[0], (bool, int, float, complex)):
             return scalar_operands.record_number(self, func, args[0], kwargs)
         special = SPECIAL.get(func)

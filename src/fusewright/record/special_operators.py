@@ -361,9 +361,12 @@ _PRODUCTS_IN_C = (
     (torch._C._nn.linear, torch.matmul, torch.Tensor.matmul) if TorchVersion(torch.__version__) >= "2.13" else ()
 )
 
-# What PyTorch's Python versions write as up to thirty operators, while C++ takes symbolic sizes.
+# What PyTorch's Python versions write as up to thirty operators, or otherwise than eager does (dropout of nothing gives
+# the tensor itself; other classes than int64 are refused), while C++ takes symbolic sizes.
 _SYMBOLIC_IN_C: frozenset[object] = frozenset({
-    *_PRODUCTS_IN_C, torch.nn.functional.batch_norm, torch.nn.functional.instance_norm,
+    *_PRODUCTS_IN_C,
+    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.nn.functional.one_hot,
+    torch.nn.functional.dropout, torch.dropout, torch.dropout_,
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
     aten._upsample_nearest_exact3d.default,

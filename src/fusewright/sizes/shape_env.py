@@ -484,8 +484,9 @@ class ShapeEnv:
         self._equal[unknown] = value
         for known_symbol in {unknown} | {s for s in self.promised if isinstance(self.simplify(s), int)}:
             self.fixed_at.setdefault(known_symbol, self.location())
-        # What was learnt before in terms of this symbol is said of the value from now on, as questions will be.
-        for zero in [zero for zero in self._zero if unknown in free_symbols(zero)]:
+        # What was learnt before in terms of this symbol is said of the value from now on, as questions will be. One
+        # such fact may fix another symbol, and so rewrite the others.
+        while (zero := next((zero for zero in self._zero if unknown in free_symbols(zero)), None)) is not None:
             del self._zero[zero]
             rewritten = substitute(zero, {unknown: value})
             if isinstance(rewritten, Expr):

@@ -163,6 +163,26 @@ def test_mixed_float_operators() -> None:
     check(function, a, b, c)
 
 
+SCALED: dict[str, Callable[..., torch.Tensor]] = {
+    "add": lambda a, b, c, n: torch.add(a, b, alpha=n), "sub": lambda a, b, c, n: torch.sub(a, b, alpha=n),
+    "addcmul": lambda a, b, c, n: torch.addcmul(a, b, c, value=n), "addcdiv": lambda a, b, c, n: torch.addcdiv(a, b, c, value=n),
+    "lerp": lambda a, b, c, n: torch.lerp(a, b, n * 0.3), "lerp by a tensor": lambda a, b, c, n: torch.lerp(a, b, c),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES[:5], torch.complex64])
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_sums_round_where_eager_does(name: str, dtype: torch.dtype) -> None:
+    """To the bit, so that a cut or a floor behind them finds the same whole number."""
+    if dtype is torch.int64 and name not in ("add", "sub", "addcmul"):
+        pytest.skip("not defined for integers")
+    torch.manual_seed(0)
+    a, b, c = ((torch.randn(4096) * 9).to(dtype) for _ in range(3))
+    compiled = fusewright.compile(SCALED[name], dynamic=False)
+    for factor in (1, 2, -3, *((0.3,) if dtype.is_floating_point else ())):
+        assert torch.equal(compiled(a, b, c, factor), SCALED[name](a, b, c, factor))
+
+
 def test_explicit_conversions_round() -> None:
     x = torch.tensor([1.0009765625, 3.14159, -2.7, 300.5])
     check(lambda x: [x.bfloat16().float() - x, x.to(torch.int32), x.bool(), x.half(), x.double() * 3], x)

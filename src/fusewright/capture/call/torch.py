@@ -515,26 +515,6 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
 }
 
 
-def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Two cases in which PyTorch's decomposition, which symbolic sizes bring in, differs from its kernel: what drops
-    nothing gives the tensor itself, not a copy; with a probability of 1 PyTorch multiplies by zero, and draws no random
-    numbers."""
-    dropout = torch.nn.functional.dropout
-    given = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
-    x, p, training = given.get("input"), given.get("p", 0.5), given.get("training", True)
-    plain = type(p) in (int, float) and type(training) is bool and len(given) <= 4
-    if not plain or tracer.recorder.level != "aten" or not tracer.world.recorder_owns(x):
-        return _run_native(tracer, dropout, args, kwargs)
-    if p == 0 or (not training and 0 <= p <= 1):
-        return x
-    if p == 1 and training and not given.get("inplace") and x.is_floating_point():  # type: ignore[union-attr]
-        return tracer.call(
-            torch.mul,
-            (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device})),  # type: ignore
-        )
-    return _run_native(tracer, dropout, args, kwargs)
-
-
 def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """PyTorch's kernel looks at the classes, its form for tracing does not: that is a check in the graph. (On a GPU the
     device asserts.)"""
@@ -572,7 +552,6 @@ ROWS: list[tuple[Any, Row]] = [
     *call_collectives.ROWS,
     *call_autograd.ROWS,
     (torch.nn.functional.one_hot, _one_hot),
-    (torch.nn.functional.dropout, _dropout),
     *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),
     *((fn, _written_out(row)) for fn, row in decompositions.INTERPRETED.items()),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),

@@ -520,7 +520,10 @@ class Lowering:
         not in memory."""
         self._node_name = "output"
         nodes, values = flatten(node.args), flatten(self.resolve(node.args))
-        values = [empty_view(self.environment, node, value) or value for node, value in zip(nodes, values, strict=True)]
+        values = [
+            empty_view(self.environment, node, value, self.reference) or value
+            for node, value in zip(nodes, values, strict=True)
+        ]
         for value in values:
             if isinstance(value, Value) and window(value) is None:
                 self.realize(value)

@@ -206,13 +206,16 @@ def angle_unit(call: Call, self: Value) -> Value:
 
 
 def plus(call: Call, first: Any, second: Any, alpha: Any, minus: bool = False) -> Value:
-    """first + alpha * second, or their difference. A scaled float is not rounded before it is added, as in eager."""
+    """first + alpha * second, or their difference. A scaled float is not rounded before it is added, as in eager, whose
+    CPU kernel rounds the factor of halves."""
     dtype = computing((first, second))
     a, b = operand(call, first, dtype), operand(call, second, dtype)
     combine = ex.sub if minus else ex.either if dtype is torch.bool else ex.add
     if isinstance(alpha, (int, float)) and alpha == 1:
         return call.result(combine(a, b))
     factor = operand(call, alpha, dtype)
+    if dtype is not call.type.dtype and call.type.dtype.is_floating_point and call.type.device.type == "cpu":
+        factor = ex.widen(ir.cast(factor, call.type.dtype))
     if dtype.is_floating_point:
         return call.result(ex.fused_multiply_add(b, ex.neg(factor) if minus else factor, a))
     return call.result(combine(a, ex.mul(b, factor)))
@@ -319,24 +322,28 @@ def extremum(call: Call, self: Value, other: Value) -> Value:
 
 @lowers("lerp.Scalar", "lerp.Tensor")
 def lerp(call: Call, self: Value, end: Value, weight: Any) -> Value:
-    """ATen's formula: the form that is exact at the nearer end."""
+    """ATen's formula: the form that is exact at the nearer end. The product is not rounded, as in eager."""
     dtype = computing((self, end))
 
     def compute(a: Expression, b: Expression, w: Expression) -> Expression:
         span = ex.sub(b, a)
-        near = ex.lt(ex.absolute(w), 0.5)
-        return ex.where(near, ex.add(a, ex.mul(w, span)), ex.sub(b, ex.mul(span, ex.sub(ir.constant(1, dtype), w))))
+        rest = ex.sub(ir.constant(1, dtype), w)
+        from_start, from_end = ex.fused_multiply_add(w, span, a), ex.fused_multiply_add(ex.neg(span), rest, b)
+        return ex.where(ex.lt(ex.absolute(w), 0.5), from_start, from_end)
 
     return call.result(compute(operand(call, self, dtype), operand(call, end, dtype), operand(call, weight, dtype)))
 
 
 @lowers("addcmul", "addcdiv")
 def add_scaled(call: Call, self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
-    combine = ex.mul if "addcmul" in call.target._schema.name else ex.div
     dtype = computing((self, tensor1, tensor2))
     a, b, c = (operand(call, item, dtype) for item in (self, tensor1, tensor2))
-    factor = operand(call, value, dtype)
-    return call.result(ex.add(a, combine(ex.mul(factor, b), c)))
+    scaled = ex.mul(operand(call, value, dtype), b)
+    if "addcdiv" in call.target._schema.name:
+        return call.result(ex.add(a, ex.div(scaled, c)))
+    if dtype.is_floating_point:  # the product is not rounded, as in eager
+        return call.result(ex.fused_multiply_add(scaled, c, a))
+    return call.result(ex.add(a, ex.mul(scaled, c)))
 
 
 @lowers("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self", "special_xlog1py", "special_xlog1py.other_scalar")

@@ -55,14 +55,19 @@ def memory_of(node: Node) -> Node:
     return node
 
 
-def empty_view(environment: Mapping[Node, Any], node: Any, value: Any) -> Value | None:
-    """A view of an input without elements as a window on the input: no access says whose memory it is."""
+def empty_view(
+    environment: Mapping[Node, Any], node: Any, value: Any, reference: Callable[[Value], BufferRef]
+) -> Value | None:
+    """A returned view without elements as a window on the memory that it is a view of, which a program may reach from
+    it (`as_strided`): no access says whose memory it is."""
     if not isinstance(value, Value) or not is_empty(value.shape) or not isinstance(node, Node):
         return None
-    own = _input_window(environment, memory_of(node))
-    if own is None or own.dtype != value.dtype:
+    root = environment.get(memory_of(node))
+    if not isinstance(root, Value) or root is value or root.dtype != value.dtype:
         return None
-    load = strided_load(own.buffer, value.shape, value.type.stride, own.offset, own.dtype)
+    own = reference(root)
+    start = own.offset + (value.type.offset - root.type.offset)
+    load = strided_load(own.buffer, value.shape, value.type.stride, start, own.dtype)
     return Value(value.type, load, value.locations)
 
 

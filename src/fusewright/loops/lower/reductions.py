@@ -211,7 +211,7 @@ def corrected_count(count: Dim, correction: float | None, dtype: torch.dtype) ->
 def _deviation(call: Call, self: Value, dims: Any, correction: float | None, root: bool) -> tuple[Value, Value]:
     space = space_of(self, dims)
     working = ex.compute_dtype(self.dtype)
-    if self.dtype is torch.float32 and self.type.device.type == "cpu":
+    if self.dtype in (torch.float32, torch.bfloat16) and self.type.device.type == "cpu":
         working = torch.float64  # as eager on a CPU: the squares of deviations from 1e19 on are no float32
     count = corrected_count(space.count, correction, working)
 

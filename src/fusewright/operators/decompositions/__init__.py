@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 
 from fusewright.operators.decompositions import attention_modules
+from fusewright.operators.decompositions.eager_kernels import EAGER_KERNELS
 from fusewright.operators.decompositions.fused_optimizers import FUSED_OPTIMIZERS
 from fusewright.operators.decompositions.interpolate import interpolate
 from fusewright.operators.decompositions.linspace import linspace
@@ -29,6 +30,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.interpolate: interpolate,
     torch.linspace: linspace,
     F.scaled_dot_product_attention: attention_modules.with_dense_mask,
+    **EAGER_KERNELS,
     **{getattr(torch, kind): partial(recurrent, kind) for kind in ("gru", "rnn_tanh", "rnn_relu")},
 }
 OPERATORS: dict[OpOverload, Callable[..., Any]] = {
@@ -36,6 +38,7 @@ OPERATORS: dict[OpOverload, Callable[..., Any]] = {
     **FUSED_OPTIMIZERS,
 }
 INTERPRETED: dict[Any, Callable[..., Any]] = {
+    **{function: function for function in (F.upsample, F.upsample_nearest, F.upsample_bilinear)},  # by F.interpolate
     torch._transformer_encoder_layer_fwd: attention_modules.transformer_encoder_layer,
     torch._native_multi_head_attention: attention_modules.native_multi_head_attention,
 }

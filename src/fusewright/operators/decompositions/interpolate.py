@@ -7,12 +7,15 @@ arguments that are wrong included, runs natively.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from fusewright.base.signals import GraphBreak
+from fusewright.operators.decompositions.eager_kernels import refuse_dtypes
 from fusewright.sizes.expressions import floor_div
 from fusewright.sizes.interfaces import Recorder
 from fusewright.sizes.symint import dim_of, size_of
@@ -57,6 +60,8 @@ def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverloa
         or not x.is_cpu
     ):
         return None
+    between = () if nearest else (bool(corners),)
+    refuse_dtypes(recorder, operator, (x,), [1] * rank, *between)  # PyTorch's Python version takes other ones
     sizes = _each(given["size"], rank, (int, torch.SymInt))
     scales = _each(given["scale_factor"], rank, (int, float))
     if (sizes is None) == (scales is None) or (given["size"] is not None and given["scale_factor"] is not None):
@@ -64,14 +69,23 @@ def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverloa
     if scales is not None:
         fractions = [float(scale).as_integer_ratio() if 0 < scale < 1 << 20 else (0, 0) for scale in scales]
         if not all(0 < denominator <= _LARGEST_DENOMINATOR for _, denominator in fractions):
+            _refuse_sizes(x, scales)
             return None
         sizes = [
             size_of(floor_div(dim_of(size) * numerator, denominator), recorder.env)
             for size, (numerator, denominator) in zip(x.shape[2:], fractions, strict=True)
         ]
         scales = [float(scale) for scale in scales]
-    between = () if nearest else (bool(corners),)
     return operator, (x, sizes, *between, *(scales or (None,) * rank))
+
+
+def _refuse_sizes(x: torch.Tensor, scales: list[Any]) -> None:
+    """PyTorch's Python version lets pass what has nothing to read or to write."""
+    if not all(scale > 0 for scale in scales):
+        return
+    least = (1, *(max(1, math.ceil(1 / scale)) for scale in scales))
+    if not all(size >= one for size, one in zip(x.shape[1:], least, strict=True)):
+        raise GraphBreak("operator-failed", "an interpolation from, or to, no elements")
 
 
 def _each(value: Any, rank: int, kinds: tuple[type, ...]) -> list[Any] | None:

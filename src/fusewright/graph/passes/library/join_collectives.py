@@ -10,19 +10,19 @@ from __future__ import annotations
 import operator
 
 import torch.fx
+from torch._ops import OpOverload
 
 from fusewright.graph.collectives import is_collective, is_wait
 from fusewright.graph.nodes import add_call, ancestors
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.rules.collectives import NAMESPACE
+from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType
 
 Node = torch.fx.Node
 
 _JOINED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-_LONG = ("mm", "linear", "conv", "attention", "einsum")
-"""In the names of operators that take long: a collective is not kept waiting for one that its neighbour needs."""
 
 
 def join_collectives(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
@@ -55,7 +55,9 @@ def _must_wait(node: Node, others: list[Node]) -> bool:
     """Whether the collective needs one of the others, or something that takes long and that they do not need."""
     needed = ancestors(node.all_input_nodes)
     more = needed - ancestors(others)
-    return not needed.isdisjoint(others) or any(part in str(one.target) for one in more for part in _LONG)
+    return not needed.isdisjoint(others) or any(
+        isinstance(one.target, OpOverload) and facts(one.target).product for one in more
+    )
 
 
 def _key(node: Node) -> object:
