@@ -286,8 +286,19 @@ def difference(ours: list[Leaf], eager: list[Leaf], precise: Callable[[], list[L
         values = {leaf.path: leaf.value for leaf in precise() or ()}
         for place in rounded:
             if not _as_accurate(ours[place].value, eager[place].value, values.get(eager[place].path)):
-                return Difference("number", eager[place].path, _text(ours[place].value), _text(eager[place].value))
+                return Difference("number", eager[place].path, *_differing(ours[place].value, eager[place].value))
     return None
+
+
+def _differing(ours: Any, eager: Any) -> tuple[str, str]:
+    """Both as text: of tensors, the first elements that differ, those that are not finite in front."""
+    if not isinstance(eager, torch.Tensor) or ours.shape != eager.shape or eager.is_meta:
+        return _text(ours), _text(eager)
+    differs = ((ours != eager) & ~(torch.isnan(ours) & torch.isnan(eager))).flatten().nonzero().flatten()
+    ours, eager = ours.flatten()[differs], eager.flatten()[differs]
+    finite = torch.isfinite(ours) & torch.isfinite(eager)
+    order = finite.long().argsort(stable=True)
+    return _text(ours[order]), _text(eager[order])
 
 
 def _text(value: Any) -> str:

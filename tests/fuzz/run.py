@@ -186,7 +186,7 @@ def found_in(text: str) -> Finding | None:
         return None
 
 
-def child(generator: str, seeds: range) -> None:
+def child(generator: str, seeds: range, seconds: float) -> None:
     """Says `seed N`, then `found N` with the program's text up to a line of its own."""
     sys.unraisablehook = lambda _: None  # generators that fail when they are collected
     for seed in seeds:
@@ -194,7 +194,7 @@ def child(generator: str, seeds: range) -> None:
         text = GENERATORS[generator](seed)
         found = examine(text)
         if found is not None:
-            text = shrunk(text, found.like)
+            text = shrunk(text, found.like, seconds)
             print(f"found {seed} {found.kind}\n# {str(found_in(text) or found)[:400]!r}\n{text}.", flush=True)
     print("end", flush=True)
 
@@ -206,6 +206,7 @@ class Worker:
     generator: str
     seeds: range
     say: Callable[[str, int, str], None]
+    shrink: float
     count: int = 0
 
     def run(self, until: float) -> None:
@@ -221,6 +222,7 @@ class Worker:
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
         command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--child", str(first), str(self.seeds.stop)]
+        command += ["--shrink", str(self.shrink)]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}  # sets of text are in the same order again
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -280,12 +282,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--shrink", type=float, default=SLOWEST / 2, help="seconds to make a finding small")
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--eager", action="store_true", help="run the program of --seed without compiling it")
     parser.add_argument("--show", action="store_true", help="print the program of --seed as a file that runs")
     arguments = parser.parse_args()
     if arguments.child:
-        child(arguments.generator, range(*arguments.child))
+        child(arguments.generator, range(*arguments.child), arguments.shrink)
         return 0
     if arguments.eager:
         world = World(GENERATORS[arguments.generator](arguments.seed))
@@ -306,7 +309,7 @@ def main() -> int:
     each = -(-arguments.programs // arguments.processes)
     last = arguments.seed + arguments.programs
     workers = [
-        Worker(arguments.generator, range(first, min(first + each, last)), say)
+        Worker(arguments.generator, range(first, min(first + each, last)), say, arguments.shrink)
         for first in range(arguments.seed, last, each)
     ]
     until = start + arguments.minutes * 60

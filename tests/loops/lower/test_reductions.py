@@ -54,6 +54,11 @@ def test_nan_and_ties() -> None:
     check(lambda x: [x.amax(1), x.argmax(1), x.argmin(1), *x.max(1), *x.min(1), x.nansum(1)], x)
 
 
+def test_a_sum_of_zeros_with_a_sign() -> None:
+    """Eager's sums begin with 0, those of one element too: no quotient is minus infinity."""
+    check(lambda x: [1 / x.sum(0), 1 / x.mean(-1), 1 / x.sum((0, 2)), 1 / x.nansum(0)], -torch.zeros(1, 3, 1))
+
+
 def test_infinite_rows() -> None:
     x = torch.tensor([[float("-inf")] * 3, [1.0, float("inf"), 2.0], [1.0, float("-inf"), 2.0]])
     check(lambda x: [x.softmax(1), x.log_softmax(1), x.logsumexp(1)], x)

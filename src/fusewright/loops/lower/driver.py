@@ -425,12 +425,10 @@ class Lowering:
         `ex.accumulator(...)`, the identity if not given."""
         result_dtype = torch.int64 if kind in ("argmax", "argmin") else expression.dtype
         final = ex.accumulator(result_dtype) if finish is None else finish
-        only = None
-        if not reduced:  # of one element
-            only = ir.constant(0, torch.int64) if kind in ("argmax", "argmin") else expression
-        elif kind == "sum" and type_.device.type == "cuda":
+        only = None if reduced else ex.of_one(kind, expression)
+        if kind == "sum" and reduced and type_.device.type == "cuda":
             only = ex.summed(expression, reduced, self.binder)
-        if only is not None:
+        if only is not None:  # it needs no loop
             mapping = {
                 sym: new
                 for sym, new in zip(axes, axis_symbols(type_.shape))

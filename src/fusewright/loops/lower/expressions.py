@@ -353,7 +353,14 @@ def summed(expression: Expression, reduced: Sequence[ir.Axis], binder: Binder) -
         substitute_expression(expression, {axis.symbol: at for axis, at in zip(reduced, place)}, binder)
         for place in places
     ]
-    return functools.reduce(add, terms)
+    return of_one("sum", functools.reduce(add, terms))
+
+
+def of_one(kind: ir.ReductionKind, expression: Expression) -> Expression:
+    """A reduction of one element. Eager's sums begin with 0: -0.0 becomes 0.0."""
+    if kind in ("argmax", "argmin"):
+        return ir.constant(0, torch.int64)
+    return add(expression, 0.0) if kind == "sum" and expression.dtype.is_floating_point else expression
 
 
 def cost(expression: Expression) -> Cost:
