@@ -37,13 +37,15 @@ class Classifier(lightning.LightningModule):
 lightning.seed_everything(0, verbose=False)
 x = torch.randn(256, 16)
 model = Classifier()
+on_gpus = torch.cuda.device_count() > 1
+backend = "nccl" if on_gpus else "gloo"
 if sys.argv[1] == "fsdp2":
-    strategy = ModelParallelStrategy(process_group_backend="gloo")
+    strategy = ModelParallelStrategy(process_group_backend=backend)
 else:
-    strategy = DDPStrategy(process_group_backend="gloo")
+    strategy = DDPStrategy(process_group_backend=backend)
 trainer = lightning.Trainer(
     max_epochs=4,
-    accelerator="cpu",
+    accelerator="gpu" if on_gpus else "cpu",
     devices=2,
     strategy=strategy,
     logger=False,
