@@ -238,7 +238,7 @@ OPAQUE = logging.Logger | weakref.WeakKeyDictionary  # beyond their row of PARTS
 def parts(value: Any) -> Named:
     """What can be reached from an object, by name."""
     for kinds, of in PARTS:
-        if isinstance(value, kinds):
+        if issubclass(type(value), kinds):  # what it says its class is may be no class
             yield from of(value)
             break
     if isinstance(value, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
