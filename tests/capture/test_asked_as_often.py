@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import enum
 import itertools
 import re
 import types
@@ -342,3 +343,11 @@ def test_complaints_about_numbers_name_their_class() -> None:
     compiled = fusewright.compile(program)
     for number in (2.5, 3.5, 2, 3, True):
         assert compiled(torch.ones(2), number) == program(torch.ones(2), number)
+
+
+def test_an_enum_member_without_its_name_leaves_the_frame() -> None:
+    class Shade(enum.Enum):
+        RED = 1
+
+    vars(Shade.RED).clear()
+    assert fusewright.compile(lambda x: (x + 1, Shade.RED))(torch.ones(2))[1] is Shade.RED
