@@ -241,7 +241,7 @@ def parts(value: Any) -> Named:
         if issubclass(type(value), kinds):  # what it says its class is may be no class
             yield from of(value)
             break
-    if isinstance(value, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
+    if issubclass(type(value), types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
         return
     try:
         yield from ((f".{name}", held) for name, held in object.__getattribute__(value, "__dict__").items())
