@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import enum
 import itertools
 import re
 import types
@@ -314,3 +315,39 @@ def test_what_is_not_found_is_named() -> None:
         return said
 
     assert fusewright.compile(program)(torch.ones(2), 1.5) == program(torch.ones(2), 1.5)
+
+
+def test_complaints_about_numbers_name_their_class() -> None:
+    def one(*args: Any, **kwargs: Any) -> None: ...
+
+    def program(x: torch.Tensor, number: Any) -> list[str]:
+        def unpack() -> None:
+            _, _ = number
+
+        def unpack_more() -> None:
+            _, *_ = number
+
+        said = []
+        calls = (
+            unpack, unpack_more, lambda: [*number], lambda: one(*number), lambda: one(1, *number),
+            lambda: {**number}, lambda: one(**number), lambda: number[0], lambda: number(), lambda: iter(number),
+            lambda: len(number), lambda: 1 in number, lambda: number + "a", lambda: number.zzz,
+        )  # fmt: skip
+        for call in calls:
+            try:
+                call()
+            except (TypeError, AttributeError) as error:
+                said.append(str(error))
+        return said
+
+    compiled = fusewright.compile(program)
+    for number in (2.5, 3.5, 2, 3, True):
+        assert compiled(torch.ones(2), number) == program(torch.ones(2), number)
+
+
+def test_an_enum_member_without_its_name_leaves_the_frame() -> None:
+    class Shade(enum.Enum):
+        RED = 1
+
+    vars(Shade.RED).clear()
+    assert fusewright.compile(lambda x: (x + 1, Shade.RED))(torch.ones(2))[1] is Shade.RED

@@ -238,10 +238,10 @@ OPAQUE = logging.Logger | weakref.WeakKeyDictionary  # beyond their row of PARTS
 def parts(value: Any) -> Named:
     """What can be reached from an object, by name."""
     for kinds, of in PARTS:
-        if isinstance(value, kinds):
+        if issubclass(type(value), kinds):  # what it says its class is may be no class
             yield from of(value)
             break
-    if isinstance(value, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
+    if issubclass(type(value), types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
         return
     try:
         yield from ((f".{name}", held) for name, held in object.__getattribute__(value, "__dict__").items())

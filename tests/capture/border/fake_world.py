@@ -110,6 +110,9 @@ class FakeWorld:
     def truth(self, obj: Any) -> bool:
         return native(bool, obj)
 
+    def ask_length(self, obj):
+        pass
+
     def iterate(self, obj: Any) -> Any:
         return native(iter, obj)
 

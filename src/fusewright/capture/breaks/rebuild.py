@@ -528,7 +528,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
 }
 BASE_BUILDERS: tuple[tuple[Any, Callable[[Code, Any], str]], ...] = (
     (PLACEMENTS, _build_bound),
-    (enum.Enum, lambda code, value: code.bind(f"{type(value).__name__}_{value.name}", value)),
+    (enum.Enum, lambda code, value: code.bind(f"{type(value).__name__}_{vars(value).get('_name_', '')}", value)),
     (np.generic, _build_bound),
     (type, _build_class),
     (types.ModuleType, lambda code, value: code.bind(value.__name__, value)),

@@ -19,19 +19,20 @@ def text_of(value: object, depth: int = 0) -> str:
     """A value in a message. The program's code is not run for it: where that would say, the class is named."""
     kind: Any = type(value)
     held: Any = value
-    if isinstance(value, torch.Tensor):  # its own text would show, and copy, its elements
-        return f"<{kind.__name__} of shape {tuple(value.shape)}>"
+    if issubclass(kind, torch.Tensor):  # its own text would show, and copy, its elements
+        return f"<{kind.__name__} of shape {tuple(held.shape)}>"
     if kind in (tuple, list):
         shown = held[:3] if len(held) > 8 else held
         rest = f", ... {len(held)} in all" if len(held) > 8 else ""
         text = ", ".join([text_of(one, depth + 1) for one in shown]) if depth < 4 else "..."  # it may hold itself
         return f"({text}{rest})"
     if kind in (dict, set, frozenset) and depth < 4:
-        held = held.items() if kind is dict else held
-        text = ", ".join(text_of(one, depth + 1) for one in itertools.islice(held, 8))
-        return f"{kind.__name__}({text}{', ...' if len(held) > 8 else ''})"
+        pairs = itertools.islice(held.items() if kind is dict else zip(held), 8)
+        text = ", ".join(": ".join(text_of(part, depth + 1) for part in pair) for pair in pairs)
+        text = f"{{{text}{', ...' if len(held) > 8 else ''}}}"
+        return text if kind is not frozenset else f"frozenset({text})"
     written = next(base.__dict__["__repr__"] for base in kind.__mro__ if "__repr__" in base.__dict__)
-    if isinstance(value, _HOLDERS) or (isinstance(written, types.FunctionType) and not _is_known(written)):
+    if issubclass(kind, _HOLDERS) or (isinstance(written, types.FunctionType) and not _is_known(written)):
         return f"<{kind.__qualname__}>"
     try:
         text = repr(value)

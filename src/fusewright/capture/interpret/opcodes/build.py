@@ -6,7 +6,6 @@ from typing import Any
 
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
-from fusewright.capture.border.values.cls import said_name
 from fusewright.capture.border.values.text import joined
 from fusewright.capture.bytecode.instructions import CALLABLE_DEPTH, too_many_values
 from fusewright.capture.interpret.opcodes.table import (
@@ -15,6 +14,7 @@ from fusewright.capture.interpret.opcodes.table import (
     elements,
     opcode,
     pop_many,
+    said_kind,
     user_error,
 )
 
@@ -115,7 +115,7 @@ def list_extend(frame: Frame, depth: int) -> None:
             or hasattr(type(iterable), "__getitem__")
         ):
             raise
-        raise user_error(TypeError, f"Value after * must be an iterable, not {said_name(type(iterable))}") from None
+        raise user_error(TypeError, f"Value after * must be an iterable, not {said_kind(frame, iterable)}") from None
     frame.stack[-depth].extend(values)
 
 
@@ -149,7 +149,7 @@ def dict_update(frame: Frame, depth: int) -> None:
     except UserException as signal:
         if not isinstance(signal.exception, AttributeError):
             raise
-        raise user_error(TypeError, f"'{said_name(type(mapping))}' object is not a mapping") from None
+        raise user_error(TypeError, f"'{said_kind(frame, mapping)}' object is not a mapping") from None
     for key, value in items:
         put_in_dict(frame, target, key, value)
 
@@ -170,7 +170,7 @@ def merge_keywords(frame: Frame, target: dict[object, object], mapping: object, 
     except UserException as signal:
         if not isinstance(signal.exception, AttributeError):
             raise
-        message = f"{callable_text(function)} argument after ** must be a mapping, not {said_name(type(mapping))}"
+        message = f"{callable_text(function)} argument after ** must be a mapping, not {said_kind(frame, mapping)}"
         raise user_error(TypeError, message) from None
     for key, value in items:
         if type(key) in PLAIN_KEYS and key in target:
@@ -191,8 +191,7 @@ def dict_merge(frame: Frame, depth: int) -> None:
 # Unpacking
 
 
-def _cannot_unpack(value: object, error: UserException) -> UserException:
-    cls = type(value)
+def _cannot_unpack(cls: type, error: UserException) -> UserException:
     if isinstance(error.exception, TypeError) and not hasattr(cls, "__iter__") and not hasattr(cls, "__getitem__"):
         return user_error(TypeError, f"cannot unpack non-iterable {cls.__name__} object")
     return error
@@ -221,7 +220,7 @@ def _take(frame: Frame, iterable: object, count: int) -> list[Any]:
     try:
         iterator = world.iterate(iterable)
     except UserException as signal:
-        raise _cannot_unpack(iterable, signal) from None
+        raise _cannot_unpack(world.type_of(iterable), signal) from None
     values: list[Any] = []
     while len(values) <= count:
         try:
@@ -240,7 +239,7 @@ def unpack_ex(frame: Frame, counts: int) -> None:
     try:
         values = elements(frame, value)
     except UserException as signal:
-        raise _cannot_unpack(value, signal) from None
+        raise _cannot_unpack(frame.world.type_of(value), signal) from None
     if len(values) < before + after:
         raise user_error(
             ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(values)})"

@@ -12,12 +12,11 @@ from typing import Any
 
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
-from fusewright.capture.border.values.cls import said_name
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.interpret.class_body import build_class
 from fusewright.capture.interpret.opcodes.build import callable_text, merge_keywords
 from fusewright.capture.interpret.opcodes.errors import prepare_reraise
-from fusewright.capture.interpret.opcodes.table import elements, opcode, pop_many, user_error
+from fusewright.capture.interpret.opcodes.table import elements, opcode, pop_many, said_kind, user_error
 
 
 def _perform(frame: Frame, function: object, args: Any, kwargs: dict[str, object]) -> None:
@@ -87,7 +86,7 @@ def _call_ex(frame: Frame, has_keywords: bool, null_last: bool) -> None:
         except UserException as signal:
             if not isinstance(signal.exception, TypeError) or hasattr(type(args), "__iter__"):
                 raise
-            message = f"{callable_text(function)} argument after * must be an iterable, not {said_name(type(args))}"
+            message = f"{callable_text(function)} argument after * must be an iterable, not {said_kind(frame, args)}"
             raise user_error(TypeError, message) from None
     kwargs: dict[Any, object] = {}
     if keywords is not NULL:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
+from fusewright.capture.border.values.cls import said_name
 
 Handler = Callable[[Frame, Any], object]
 HANDLERS: dict[str, Handler] = {}
@@ -71,6 +72,11 @@ def elements(frame: Frame, iterable: object, listed: bool = False) -> list[Any]:
             if isinstance(signal.exception, StopIteration):
                 return values
             raise
+
+
+def said_kind(frame: Frame, value: object) -> str:
+    """The name of a value's class in CPython's messages."""
+    return said_name(frame.world.type_of(value))
 
 
 def unsupported(name: str) -> Handler:
