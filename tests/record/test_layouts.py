@@ -49,6 +49,17 @@ def test_of_halves_that_share_elements(dtype: torch.dtype, dynamic: bool) -> Non
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+def test_of_images_with_single_positions(dynamic: bool) -> None:
+    compiled = fusewright.compile(lambda x: F.batch_norm(x, None, None, training=True), dynamic=dynamic)
+    for shape in ((33, 16, 1, 1), (33, 1, 16, 1), (5, 3, 4, 2), (1, 16, 33, 1)):
+        x = torch.rand(shape).transpose(0, -1)
+        expected = F.batch_norm(x, None, None, training=True)
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-4)
+        steps = zip(x.shape, compiled(x).stride(), expected.stride(), strict=True)
+        assert all(size == 1 or own == one for size, own, one in steps)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("convolve", [F.conv1d, F.conv_transpose1d])
 def test_of_a_convolution_over_a_line(convolve: Callable[..., torch.Tensor], dynamic: bool) -> None:
     """The weight's layout is the result's, whatever that of the input."""

@@ -454,8 +454,8 @@ def _batch_norm_is_plain(input: TensorType, *given: TensorType | None) -> bool:
 
 def _normalised(input: TensorType) -> TensorType:
     """A contiguous input makes a contiguous result, also where single channels or positions would let it pass for
-    channels-last."""
-    strides = contiguous_strides(input.shape) if is_contiguous(input) else suggested_strides(input)
+    channels-last; another one a channels-last result, whatever the steps of single positions."""
+    strides = contiguous_strides(input.shape) if is_contiguous(input) else channels_last_strides(input.shape)
     return TensorType(input.shape, strides, input.dtype, input.device)
 
 
