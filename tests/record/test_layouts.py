@@ -39,6 +39,37 @@ def test_of_what_is_not_dense(name: str, dynamic: bool | None) -> None:
             torch.testing.assert_close(one, other, check_stride=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_of_halves_that_share_elements(dtype: torch.dtype, dynamic: bool) -> None:
+    compiled = fusewright.compile(lambda x: F.glu(x, 0), dynamic=dynamic)
+    for steps in ((1, 1), (3, 1), (1, 4), (2, 1), (0, 1)):
+        x = torch.arange(16).to(dtype).as_strided((4, 3), steps)
+        torch.testing.assert_close(compiled(x), F.glu(x, 0), check_stride=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_of_images_with_single_positions(dynamic: bool) -> None:
+    compiled = fusewright.compile(lambda x: F.batch_norm(x, None, None, training=True), dynamic=dynamic)
+    for shape in ((33, 16, 1, 1), (33, 1, 16, 1), (5, 3, 4, 2), (1, 16, 33, 1)):
+        x = torch.rand(shape).transpose(0, -1)
+        expected = F.batch_norm(x, None, None, training=True)
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-4)
+        steps = zip(x.shape, compiled(x).stride(), expected.stride(), strict=True)
+        assert all(size == 1 or own == one for size, own, one in steps)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("convolve", [F.conv1d, F.conv_transpose1d])
+def test_of_a_convolution_over_a_line(convolve: Callable[..., torch.Tensor], dynamic: bool) -> None:
+    """The weight's layout is the result's, whatever that of the input."""
+    compiled = fusewright.compile(lambda x, weight: convolve(x, weight), dynamic=dynamic, recompile_limit=99)
+    for size in (1, 2):
+        for x in (torch.rand(2, 3, 7), torch.rand(2, 7, 3).mT, torch.rand(2, 3, 14)[..., ::2], torch.rand(3, 7)):
+            for weight in (torch.rand(3, 3, size), torch.rand(3, size, 3).mT, torch.rand(size, 3, 3).permute(2, 1, 0)):
+                torch.testing.assert_close(compiled(x, weight), convolve(x, weight), check_stride=True)
+
+
 def rows(x: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided((4, 3), (6, 2))
     made.copy_(x)

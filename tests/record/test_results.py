@@ -47,6 +47,20 @@ def test_a_view_of_a_result_is_another_object(name: str, shape: tuple[int, ...],
         assert not shared(results[1], results[2])
 
 
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_has_the_common_shape_is_given_back(backend: str, dynamic: bool) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.broadcast_tensors(x, y)
+
+    compiled = fusewright.compile(function, backend=backend, dynamic=dynamic, recompile_limit=99)
+    for shapes in (((2, 5), (2, 5)), ((3, 5), (1, 5)), ((5,), (4, 5)), ((1, 1), (1, 1)), ((2, 1, 5), (1, 5))):
+        x, y = map(torch.rand, shapes)
+        found, eager = compiled(x, y), function(x, y)
+        assert [one is own for one, own in zip(found, (x, y))] == [one is own for one, own in zip(eager, (x, y))]
+        assert type(found) is type(eager) and all(map(torch.equal, found, eager))
+
+
 WITHOUT_ELEMENTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda v: v[:0], lambda v: v[:0].T, lambda v: v[9:], lambda v: v[1:1], lambda v: v.narrow(1, 1, 0), lambda v: v[:0].unsqueeze(0),
     lambda v: v.split([0, 3])[0], lambda v: v[:0].transpose_(0, 0), lambda v: v.T[2:2],

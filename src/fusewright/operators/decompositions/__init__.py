@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 
 from fusewright.operators.decompositions import attention_modules
+from fusewright.operators.decompositions.broadcast import broadcast_tensors
 from fusewright.operators.decompositions.eager_kernels import EAGER_KERNELS
 from fusewright.operators.decompositions.fused_optimizers import FUSED_OPTIMIZERS
 from fusewright.operators.decompositions.interpolate import interpolate
@@ -29,6 +30,7 @@ aten = torch.ops.aten
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.interpolate: interpolate,
     torch.linspace: linspace,
+    torch.broadcast_tensors: broadcast_tensors,
     F.scaled_dot_product_attention: attention_modules.with_dense_mask,
     **EAGER_KERNELS,
     **{getattr(torch, kind): partial(recurrent, kind) for kind in ("gru", "rnn_tanh", "rnn_relu")},

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fusewright.base.records import replace
 from fusewright.sizes.expressions import Dim, Expr, Relation, known_eq, known_le, known_lt
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
@@ -250,6 +251,17 @@ def suggests_channels_last(t: TensorType) -> bool:
             return False
         least = stride * size if less(1, size) else stride
     return True
+
+
+def convolution_strides(shape: tuple[Dim, ...], input: TensorType, weight: TensorType) -> tuple[Dim, ...]:
+    """Strides of the result of a convolution in one or two dimensions: those of images where an argument has them. One
+    over a line is one over images of a single row, and copies an input that is not contiguous."""
+    if len(shape) == 4:
+        last = suggests_channels_last(input) or suggests_channels_last(weight)
+        return channels_last_strides(shape) if last else contiguous_strides(shape)
+    (*outer, size), (*steps, step) = weight.shape, weight.stride
+    rows = replace(weight, shape=(*outer, 1, size), stride=(*steps, size * step, step))
+    return (shape[1] * shape[2], 1, shape[1]) if suggests_channels_last(rows) else contiguous_strides(shape)
 
 
 def suggested_strides(t: TensorType, shape: Sequence[Dim] | None = None) -> tuple[Dim, ...]:

@@ -19,6 +19,7 @@ from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
     Rule,
     channels_last_strides,
+    convolution_strides,
     fresh,
     is_channels_last,
     is_contiguous,
@@ -205,6 +206,16 @@ def _loss(said: TensorType, self: TensorType, target: TensorType, reduction: int
     return said if reduction else _iterated(said, self, target)
 
 
+def _convolution(said: TensorType, input: TensorType, weight: TensorType, *rest: Any) -> TensorType:
+    return replace(said, stride=convolution_strides(said.shape, input, weight)) if 2 < said.ndim < 5 else said
+
+
+def _glu(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
+    """Of the tensor's two halves, which the meta kernel copies where they are float16 or bfloat16."""
+    half = replace(self, shape=said.shape)
+    return _iterated(said, half, half)
+
+
 def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
     """A product of gradient and mask, and then of the scale."""
     return _iterated(said, gradient, mask)
@@ -288,6 +299,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     ),
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _loss),
     aten.logit_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
+    aten.convolution.default: _convolution,
+    aten.glu.default: _glu,
     aten.native_dropout_backward.default: _dropout_backward,
     aten.pow.Scalar: lambda said, *args: _contiguous(said),
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
@@ -441,8 +454,8 @@ def _batch_norm_is_plain(input: TensorType, *given: TensorType | None) -> bool:
 
 def _normalised(input: TensorType) -> TensorType:
     """A contiguous input makes a contiguous result, also where single channels or positions would let it pass for
-    channels-last."""
-    strides = contiguous_strides(input.shape) if is_contiguous(input) else suggested_strides(input)
+    channels-last; another one a channels-last result, whatever the steps of single positions."""
+    strides = contiguous_strides(input.shape) if is_contiguous(input) else channels_last_strides(input.shape)
     return TensorType(input.shape, strides, input.dtype, input.device)
 
 

@@ -12,6 +12,7 @@ from fusewright.operators.rules.common import (
     Rule,
     broadcast,
     channels_last_strides,
+    convolution_strides,
     fresh,
     is_contiguous,
     preserved_strides,
@@ -112,10 +113,9 @@ def _convolution(
             shape.append(floor_div(size + 2 * pad - reach - 1, step) + 1)
     if any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
+    if rank < 3 and _follows_arguments(input):
+        return replace(fresh(shape, input), stride=convolution_strides(tuple(shape), input, weight))
     last = suggests_channels_last(input) or suggests_channels_last(weight)
-    if rank == 2 and _follows_arguments(input):
-        result = fresh(shape, input)
-        return replace(result, stride=channels_last_strides(tuple(shape))) if last else result
     if last or not is_contiguous(input) or not is_contiguous(weight):
         return NotImplemented  # the layout depends on the library that computes it
     return fresh(shape, input)
