@@ -97,7 +97,7 @@ class Recorder:
         self.inputs: list[tuple[torch.fx.Node, object]] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.submodules: dict[str, torch.fx.GraphModule] = {}
-        self.op_count = self.user_code = self.changes = 0
+        self.op_count = self.user_code = self.changes = self._depth = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._torch_level = TorchLevel(self)
         self._last_placeholder: torch.fx.Node | None = None
@@ -105,21 +105,19 @@ class Recorder:
         self._inferred: Memo = {}
         self.here: tuple[Location, ...] = ()
         self.lines = ForwardLines()
-        self._depth = 0
-        self.drew = False  # whether the present call has drawn random numbers
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
         self.freed = self.wrapped = self.recompute = self.retains = False
+        self.drew = False  # whether the present call has drawn random numbers
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False
         self.ask_number: Any = None  # an AskNumber
-        # (version of the tensor, what nonzero or item gave for it)
-        self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
+        self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}  # (tensor's version, what item gave)
         self.speculation: Speculation | None = None  # set by the capture
-        # collectives that the program has begun and not waited for: what it holds, and what waiting does
+        # collectives: what the program holds of those not waited for, and what waiting does; results after waiting
         self.collectives: list[tuple[object, Callable[[], None], bool]] = []
-        self.waited: dict[torch.fx.Node, TracedTensor] = {}  # results of collectives, as they are after waiting
+        self.waited: dict[torch.fx.Node, TracedTensor] = {}
 
     @property
     def custom_gradients(self) -> bool:
@@ -298,8 +296,7 @@ class Recorder:
         if args and isinstance(args[0], TracedTensor):
             fn = refusals.refusing(fn)
         self.op_count += 1
-        # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
-        # are now.
+        # A torch-level node stands before what its shape computation adds, and holds the arguments as they are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
         self.drew = False
         watched = out_tensors.watch(self.graph, fn, kwargs) if self.level == "aten" and "out" in kwargs else None
@@ -321,9 +318,7 @@ class Recorder:
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
-            self._torch_level.adopt(result, node)
-            if self.drew:
-                node.meta["random"] = True
+            self._torch_level.adopt(result, node, self.drew)
         return result
 
     def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
