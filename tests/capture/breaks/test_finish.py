@@ -311,3 +311,27 @@ def test_the_text_of_a_generator() -> None:
 
     for text in fusewright.compile(program)(torch.ones(2))[1]:
         assert "<generator object test_the_text_of_a_generator.<locals>.program.<locals>.<genexpr> at" in text
+
+
+def test_a_loop_behind_a_break_whose_handler_nothing_reaches() -> None:
+    """CPython 3.12 skips the instruction that a loop jumps to when it ends: it has to be END_FOR."""
+    log: list[int] = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        try:
+            if x.sum() > 3:
+                log.append(0)
+            raise ValueError(1)
+        except ValueError:
+            pass
+        for number in range(2):
+            try:
+                continue
+            except KeyError:
+                log.append(number)
+        return x + 1
+
+    compiled = fusewright.compile(f)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(4)), torch.ones(4) + 1)
+    assert log == [0, 0, 0]

@@ -358,9 +358,11 @@ class _Cutter:
         bodies = []
         for index in self.kept:
             # CPython 3.13 looks for the handler of a call that failed one unit in front of it, so what has lost its
-            # predecessor gets one.
-            filler = [] if index - 1 in kept else [Item("NOP", positions=info.instructions[index].positions)]
-            bodies.append(filler + self._rewritten(info.instructions[index], new_slots))
+            # predecessor gets one. But a loop that ends skips the unit that it jumps to: that must be END_FOR.
+            one = info.instructions[index]
+            alone = index - 1 not in kept and one.name != "END_FOR"
+            filler = [Item("NOP", positions=one.positions)] if alone else []
+            bodies.append(filler + self._rewritten(one, new_slots))
         place: dict[int, int] = {}
         position = len(prefix)
         for index, body in zip(self.kept, bodies):

@@ -41,7 +41,7 @@ _ATOMIC = (
 )
 _REFLECTIVE = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
-    "__getattr__", "__getattribute__",  # asked for the others
+    "__getattr__",  # asked for the others
 )  # fmt: skip
 _OF_CONTENTS = ("__iter__", "__len__", "append", "items", "__setitem__")
 """What a copy calls for the elements of a container of a class of the program's."""

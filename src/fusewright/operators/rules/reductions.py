@@ -90,8 +90,9 @@ def _var_mean(
 def _vector_norm(
     self: TensorType, ord: object = 2, dim: object = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> object:
-    """PyTorch's meta kernel keeps dimensions of size 1 (2.11)."""
-    if dtype is not None or 0 in self.shape or not (self.dtype.is_floating_point or self.dtype.is_complex):
+    """PyTorch's meta kernel keeps dimensions of size 1 (2.11). It refuses other norms of no elements."""
+    some = all(isinstance(size, int) and size > 0 for size in self.shape) or ord in (1, 2)
+    if dtype is not None or not some or not (self.dtype.is_floating_point or self.dtype.is_complex):
         return NotImplemented
     return fresh(reduced_shape(self, dim, keepdim), self, self.dtype.to_real())  # type: ignore[arg-type]
 
