@@ -145,6 +145,24 @@ def test_a_backend_of_the_users_is_asked_twice_for_a_stream(level: str) -> None:
     assert asked == [(1, 8), (1, 8)]
 
 
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "half": lambda x: x[: x.shape[1] // 2],
+    "half, computed": lambda x: x[: x.shape[1] // 2] * 2,
+    "but the last": lambda x: x[: x.shape[1] - 1] + 1,
+    "narrow": lambda x: x.narrow(0, 0, x.shape[1] // 2),
+    "repeated": lambda x: x.repeat(x.shape[1] // 2, 1, 1),
+    "padded": lambda x: torch.nn.functional.pad(x, (0, x.shape[1] // 2 - 1)),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_part_that_is_all_for_larger_sizes(name: str, dynamic: bool | None) -> None:
+    """Passes drop what does nothing there, and that code must not serve where it does something."""
+    shapes = ((1, 1, 3), (1, 2, 1), (1, 1, 1), (1, 3, 1), (1, 1, 1), (2, 2, 4), (2, 1, 4), (1, 1, 4))
+    stream(PARTS[name], [(torch.randn(shape),) for shape in shapes], dynamic=dynamic)
+
+
 def test_writes_to_inputs() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.t().contiguous().add_(1)

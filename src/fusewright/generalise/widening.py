@@ -124,7 +124,9 @@ def serves(
         graph = _without(copy_of(general.graph), numbers)
         return fixed if same_calls(graph, frame.graph, inputs, sizes, constants) else None
     try:
-        written = _without(write_sizes(copy_of(general.graph), lambda d: substitute(d, fixed)), numbers)
+        # What the passes make of it for larger sizes is what runs: they may drop what does nothing there.
+        compiled = clean(copy_of(general.graph))
+        written = _without(write_sizes(compiled, lambda d: substitute(d, fixed)), numbers)
         graphs = clean(written), clean(copy_of(frame.graph))
         if not same_for(graphs[0], graphs[1], inputs, sizes, constants):
             return None
