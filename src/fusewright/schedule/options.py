@@ -54,8 +54,8 @@ class ScheduleOptions:
 
     def longest_row(self, rows: int) -> int:
         """`whole_row`, where there are so many."""
-        return self.whole_row if rows * FEW_ROWS >= self.min_parallel else self.whole_row // 4
+        return self.whole_row if rows * LEAST_SHARE >= self.min_parallel else self.whole_row // 4
 
 
-FEW_ROWS = 12
-"""Rows are very few below this part of `min_parallel`."""
+LEAST_SHARE = 12
+"""Rows that one program each takes leave most of a machine idle below this part of `min_parallel`."""

@@ -74,9 +74,12 @@ def wideners(
         statements = [statement for stage in kernel.stages for statement in stage.statements]
         known = {one.local: one.value for one in statements if isinstance(one, Define)}
         stores = [one for one in statements if isinstance(one, Store) and one.buffer == name]
+        read = {load.buffer for load in survey([root for one in statements for root in roots(one)]).loads}
+        if len(stores) != 1 or stores[0].mode != "write" or name in read:  # a later stage may read it as float32
+            continue
         value = stores[0].value
         value = known.get(value.name, value) if isinstance(value, LocalValue) else value
-        if len(stores) != 1 or not isinstance(value, Apply) or value.op != "cast" or value.dtype is not torch.float32:
+        if not isinstance(value, Apply) or value.op != "cast" or value.dtype is not torch.float32:
             continue
         stand_in = ir.cast(ir.local_value(name, value.args[0].dtype), value.dtype)
         found.append(Producer(number, side, name, stand_in, kernel))

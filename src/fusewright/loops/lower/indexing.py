@@ -283,7 +283,7 @@ def summed_by_place(
     added = low.shared(low.make(tuple(shape), value, target.type))  # it is read once for each place
     here = loop_symbol("p0", few)
     dtype = ex.compute_dtype(target.dtype)
-    reduced = axes_of(*zip(*((one, size) for one, size in zip(symbols, shape) if one not in kept)))  # type: ignore[arg-type]
+    reduced = [axis for axis in axes_of(symbols, shape) if axis.symbol not in kept]
     axes = [here if number == dim else one for number, one in enumerate(place)]
     term = ex.where(ex.eq(index, ir.index_value(here)), low.read(added, symbols, dtype), 0)
     total = ex.add(ex.accumulator(dtype), low.read(target, axes, dtype))

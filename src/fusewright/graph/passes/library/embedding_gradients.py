@@ -33,7 +33,7 @@ LEAST_LARGER = 4
 def embedding_gradients(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     build = Builder(graph)
     for node in graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default):
-        if _has_few_rows(node) and context.allow(f"rows of an embedding's gradient: {node.name}"):
+        if _is_sparse(node) and context.allow(f"rows of an embedding's gradient: {node.name}"):
             build.location = node.meta.get("location", ())
             with graph.inserting_before(node):
                 node.replace_all_uses_with(_summed_rows(build, node))
@@ -57,7 +57,7 @@ def embedding_gradients(graph: torch.fx.Graph, context: PassContext) -> torch.fx
     return graph
 
 
-def _has_few_rows(node: Node) -> bool:
+def _is_sparse(node: Node) -> bool:
     """Of halves on a GPU, and few for the vocabulary."""
     _, index, vocabulary, _, by_frequency = node.args
     kind, of_index = node.meta["type"], index.meta["type"]  # type: ignore[union-attr]
