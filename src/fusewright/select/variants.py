@@ -9,6 +9,7 @@ compute, products summed in float32.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -375,13 +376,13 @@ def groups(plan: Plan, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
     """Products of one left operand by matrices of equal layout, which nothing in the plan writes: they can run as one
     kernel in the place of the first. Those of few rows wait for memory alone, so theirs may differ in columns."""
     changed = {name for number in range(len(plan.steps)) for name in touched(plan, number)[1]}
-    equal: dict[object, list[Site]] = {}
+    equal: dict[tuple[int, object], list[Site]] = {}
     for site in sites:
         others = [site.right.buffer, *([site.bias.buffer] if site.bias is not None else [])]
         if site.batch == 1 and site.relayout is None and not site.left.checks and not changed.intersection(others):
             equal.setdefault((site.columns, _alike(site)), []).append(site)
     found: dict[object, list[Site]] = {}
-    for (columns, alike), members in equal.items():  # type: ignore[misc]
+    for (columns, alike), members in equal.items():
         joins = members[0].known_rows <= SKINNY and dual(plan, members) is None
         found.setdefault(alike if joins else (columns, alike), []).extend(members)
     made = []
@@ -413,7 +414,7 @@ def _parts_of(group: Sequence[Site]) -> list[tuple[Site, int]]:
 def _by_part(values: Sequence[int], part: Expr) -> Dim:
     """values[part]"""
     found: Dim = values[0]
-    for number, (before, after) in enumerate(zip(values, values[1:]), 1):
+    for number, (before, after) in enumerate(itertools.pairwise(values), 1):
         found = found + (after - before) * sizes.maximum(0, sizes.minimum(1, part - (number - 1)))
     return found
 
@@ -427,9 +428,8 @@ def horizontal(group: Sequence[Site]) -> Kernel:
     place = {site.axes[2].symbol: first + column}
     rights, results = tuple(s.right.buffer for s, _ in parts), tuple(s.result.name for s, _ in parts)
     chosen = [("right", rights), ("result", results)]
-    one, biases = site, ()
+    one, biases = site, tuple(s.bias.buffer for s, _ in parts if s.bias is not None)
     if site.bias is not None:
-        biases = tuple(s.bias.buffer for s, _ in parts if s.bias is not None)
         chosen.append(("bias", biases))
         one = replace(site, bias=ir.load("bias", sizes.substitute(site.bias.index, place), site.bias.dtype))
     right = replace(site.right, buffer="right", outer=sizes.substitute(site.right.outer, place))

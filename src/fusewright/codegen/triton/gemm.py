@@ -10,6 +10,8 @@ is still in the cache.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from fusewright.base.records import dataclass, replace
@@ -150,7 +152,7 @@ class ProductEmitter(Emitter):
         for number, (name, buffers) in enumerate(self._product.chosen):
             self.names[name] = place = f"chosen{number}"
             out.append(f"{place} = {self.names[buffers[0]]}")
-            for position, (before, buffer) in enumerate(zip(buffers, buffers[1:]), 1):
+            for position, (before, buffer) in enumerate(itertools.pairwise(buffers), 1):
                 if buffer != before:
                     out += [f"if batch >= {position}:", f"    {place} = {self.names[buffer]}"]
         b, y, x = (axis.symbol for axis in self.kernel.outer)
