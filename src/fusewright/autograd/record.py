@@ -224,8 +224,8 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
 
 
 def _requires_for_its_base(value: Any, root: Any) -> bool:
-    """Whether a view without a history says that it requires a gradient because its base does: it was made under no_grad,
-    and no gradient ever comes to it."""
+    """Whether a view without a history says that it requires a gradient because its base does: it was made under
+    no_grad, and no gradient ever comes to it."""
     if value is root or not root.requires_grad or _history(root) is None:
         return False
     while value is not root and not value.made_leaf:

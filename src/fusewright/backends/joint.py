@@ -19,7 +19,14 @@ from fusewright import _native
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import differentiable
 from fusewright.autograd.halves import Branch, Graphs, Group, Halves, Reach
-from fusewright.autograd.joint import JointGraph, Split, constant_gradients, copied, unfinished_branches, without_branches
+from fusewright.autograd.joint import (
+    JointGraph,
+    Split,
+    constant_gradients,
+    copied,
+    unfinished_branches,
+    without_branches,
+)
 from fusewright.autograd.partition import part_of, split
 from fusewright.autograd.reach import nested, taken
 from fusewright.autograd.replay import replay
