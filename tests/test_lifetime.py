@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import resource
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +21,14 @@ import fusewright
 class Box:
     def __init__(self) -> None:
         self.scale, self.offset, self.seen = 2, 3, [1]
+
+    def part(self, more: int) -> int:
+        return self.offset + more
+
+    bound = functools.partialmethod(part, 1)
+
+    def raising(self, number: int) -> int:
+        raise ArithmeticError(number)
 
 
 def plain(x: torch.Tensor, box: Box) -> torch.Tensor:
@@ -59,7 +69,32 @@ def caught(x: torch.Tensor, box: Box) -> tuple[torch.Tensor, str]:
     return x * box.scale, said
 
 
-PROGRAMS = (plain, broken, effects, branch, trained, caught)
+def counting(box: Box) -> Iterator[int]:
+    with contextlib.suppress(ValueError):
+        yield box.scale
+    yield box.offset
+
+
+def ended(x: torch.Tensor, box: Box) -> tuple[torch.Tensor, list[int]]:
+    """The end of an iterator, what a generator is given, and what native code raises are exceptions too."""
+    found = [value for _, value in vars(box).items() if type(value) is int]
+    found += [next(iter(()), 4), getattr(box, "absent", 5), box.bound()]
+    one, other = counting(box), counting(box)
+    found += [next(one), one.throw(ValueError()), next(other)]
+    other.close()
+    for key in ("scale", "absent"):
+        with contextlib.suppress(KeyError):
+            found.append({"scale": 1}[key])
+    with contextlib.suppress(ValueError, AttributeError):
+        found.append(int("a"))
+    try:
+        found.append(sum(map(box.raising, found)))
+    except ArithmeticError as error:
+        found += error.args
+    return x * sum(found), found
+
+
+PROGRAMS = (plain, broken, effects, branch, trained, caught, ended)
 
 
 def arguments(program: Callable[..., Any]) -> tuple[torch.Tensor, Box]:

@@ -54,6 +54,10 @@ STREAMS: dict[str, tuple[Callable[..., Any], list[Callable[[], tuple[torch.Tenso
     "writes to a part of what is expanded": (
         lambda x: x[:, 0].mul_(2) + x[0], [lambda n=n: (torch.ones(n, 1).expand(n, 3),) for n in (2, 4, 5, 1)],
     ),
+    "the strides of single elements": (
+        lambda x: (x.relu(), x.relu().stride(), (x.clone() + x).stride()),
+        [lambda n=n, s=s: (window((n, 3, 4, 5))[:s, :s].transpose(2, 3),) for n, s in ((2, 3), (1, 3), (1, 1), (4, 1), (1, 2), (5, 4))],
+    ),
     "writes to a part of windows": (
         lambda x: (x[..., :1].mul_(3), x + 1), [lambda n=n: (window((n + 3,)).as_strided((n, 3), (1, 1)),) for n in (4, 6, 5, 1, 7)],
     ),

@@ -227,6 +227,29 @@ def test_autocast_and_no_grad_reach_the_graph() -> None:
     check(f, make, "torch")
 
 
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_what_einsum_asks_about_its_order_is_guarded(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Path:
+        """Stands for the package opt_einsum, which may not be installed."""
+
+        @staticmethod
+        def contract_path(equation: str, *operands: torch.Tensor, optimize: str) -> Any:
+            return [(0, 1), (0, 1)], None
+
+    flags = vars(torch.backends.opt_einsum)["m"]
+    for name, value in (("_opt_einsum", Path), ("is_available", lambda: True), ("enabled", True)):
+        monkeypatch.setattr(flags, name, value)
+    compiled = fusewright.compile(lambda x: torch.einsum("ij,kj,kl->il", [x, x, x]), backend=backend)
+    x, layouts = torch.arange(6.0).view(2, 3), set()
+    for enabled in (True, False, True):
+        monkeypatch.setattr(flags, "enabled", enabled)
+        expected = torch.einsum("ij,kj,kl->il", x, x, x)
+        layouts.add(expected.stride())
+        same(compiled(x), expected)
+        assert compiled(x).stride() == expected.stride()
+    assert len(layouts) == 2
+
+
 def test_a_function_that_is_registered_later_is_found():
     @functools.singledispatch
     def apply(value, x):

@@ -48,7 +48,7 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         _refuse_what_passes(exception)
         if isinstance(exception, TypeError):
             refuse_if_shown((*args, *kwargs.values()))
-        error = exception
+        error = settled(exception)
     # From here on nothing is being handled: an error of the second call has no context either.
     if isinstance(error, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
         return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
@@ -57,6 +57,17 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         # What hashes the elements of a list only reads it.
         return native(fn, *([_specialised(e) for e in v] if type(v) is list else v for v in args), **kwargs)
     raise UserException(_in_public_words(error, fn, args, kwargs)) from None
+
+
+def settled(exception: BaseException) -> BaseException:
+    """The exception, without what its traceback says of frames of ours: they hold it, and so all would wait for the
+    collector of cycles. What it had passed in the program before stays."""
+    rest = traceback = exception.__traceback__
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__")).startswith("fusewright."):
+            rest = traceback.tb_next
+        traceback = traceback.tb_next
+    return exception.with_traceback(rest)
 
 
 # What stands for an object of the program, and the name by which messages shall call it.

@@ -31,6 +31,7 @@ from fusewright.capture.call import (
     transforms as call_transforms,
     triton_kernels,
 )
+from fusewright.graph.nodes import leaves
 from fusewright.operators import decompositions
 from fusewright.record.torch_level import checking
 
@@ -532,6 +533,16 @@ def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return made
 
 
+def _einsum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """In which order more than two operands are contracted, and so how the result is laid out, is a setting that
+    PyTorch's own Python reads."""
+    if sum(isinstance(value, torch.Tensor) for value in leaves(args)) > 2:
+        for name in ("enabled", "strategy"):
+            found = native(getattr, torch.backends.opt_einsum, name)
+            tracer.world.guard_answer(getattr, (torch.backends.opt_einsum, name), found)
+    return tracer.world.torch_call(torch.einsum, args, kwargs)
+
+
 def _decomposed(fn: Any, decomposition: Callable[..., Any]) -> Row:
     """The row of a function that may be recorded as other operators."""
 
@@ -552,6 +563,7 @@ ROWS: list[tuple[Any, Row]] = [
     *call_collectives.ROWS,
     *call_autograd.ROWS,
     (torch.nn.functional.one_hot, _one_hot),
+    (torch.einsum, _einsum),
     *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),
     *((fn, _written_out(row)) for fn, row in decompositions.INTERPRETED.items()),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),

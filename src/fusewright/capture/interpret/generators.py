@@ -11,6 +11,7 @@ import types
 from typing import Any, NoReturn
 
 from fusewright.base.signals import GraphBreak, Signal, UserException
+from fusewright.capture.border.native import settled
 
 
 class InterpretedGenerator:
@@ -66,10 +67,11 @@ class InterpretedGenerator:
             except Signal:
                 raise
             except BaseException as raised:
-                error = raised
+                error = settled(raised)
         try:
             self._resume(None, error)
-        except (GeneratorExit, StopIteration):
+        except (GeneratorExit, StopIteration) as ended:
+            settled(ended)
             return
         raise RuntimeError("generator ignored GeneratorExit")
 
@@ -158,7 +160,7 @@ class InterpretedGenerator:
             except Signal:
                 raise
             except BaseException as raised:
-                error = raised
+                error = settled(raised)
             return self._resume(None, error)
         throw = inner.throw if type(inner) is InterpretedGenerator else self._method(inner, "throw")
         if throw is None:
@@ -170,7 +172,7 @@ class InterpretedGenerator:
         except Signal:
             raise
         except BaseException as raised:
-            ended = raised
+            ended = settled(raised)
         finally:
             self.running = False
         send = self.frame.info.instructions[self.frame.pc - 2]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -134,10 +135,31 @@ def is_channels_last(t: TensorType) -> bool:
     )
 
 
+def _is_stacked(dims: list[tuple[Dim, Dim]]) -> bool:
+    """Whether each (size, stride), in some order, steps over just those before it. Asks nothing."""
+    running: Dim = 1
+    while dims:
+        following = next((dim for dim in dims if dim[1] == running), None)
+        if following is None:
+            return False
+        dims = [dim for dim in dims if dim is not following]
+        running = running * following[0]
+    return True
+
+
 def is_dense(t: TensorType) -> bool:
     """Non-overlapping and dense (c10/core/TensorImpl.cpp, compute_non_overlapping_and_dense)."""
     if any(isinstance(s, Expr) for s in (*t.shape, *t.stride)):
-        return is_contiguous(t) or is_channels_last(t)
+        if is_contiguous(t) or is_channels_last(t):
+            return True
+        dims = [dim for dim in zip(t.shape, t.stride, strict=True) if dim[0] != 1]
+        unknown = [dim for dim in dims if isinstance(dim[0], Expr)]
+        return any(
+            _is_stacked([dim for dim in dims if id(dim) not in map(id, single)])
+            and all(same(size, 1) for size, _ in single)
+            for count in range(len(unknown) + 1)
+            for single in combinations(unknown, count)
+        )
     axes = sorted(
         (axis for axis in range(t.ndim) if t.shape[axis] >= 2), key=lambda axis: t.stride[axis]  # type: ignore
     )
