@@ -213,7 +213,27 @@ def _of_class(value: type) -> Named:
 
 
 def _of_iterator(value: Any) -> Named:
-    yield ".parts", _said(value.__reduce__)
+    said = _said(value.__reduce__)
+    if isinstance(value, SET_ITERATOR) and isinstance(said, tuple) and not _by_value(said[1][0]):
+        said = sorted(said[1][0], key=repr)
+    yield ".parts", said
+
+
+SET_ITERATOR = type(iter(set()))
+
+
+def _of_set(value: Any) -> Named:
+    """In its order, unless that goes by where objects lie in memory."""
+    held = [repr(one) for one in (set if isinstance(value, set) else frozenset).__iter__(value)]
+    yield from ((".value", one) for one in (held if _by_value(value) else sorted(held)))
+
+
+def _by_value(elements: Any) -> bool:
+    base = next(base for base in (list, tuple, set, frozenset) if isinstance(elements, base))
+    return all(_by_value(one) if isinstance(one, tuple) else isinstance(one, HASHED) for one in base.__iter__(elements))
+
+
+HASHED = (int, float, complex, str, bytes, range, type(None))
 
 
 def _named(*names: str) -> Way:
@@ -224,7 +244,7 @@ def _named(*names: str) -> Way:
 PARTS: tuple[tuple[tuple[type, ...], Way], ...] = (
     ((dict,), _of_dict),
     ((list, tuple, collections.deque), _of_sequence),
-    ((set, frozenset), lambda value: ((".value", repr(one)) for one in sorted(map(repr, value)))),
+    ((set, frozenset), _of_set),
     ((int, str, bytes), lambda value: iter([(".value", next(k(value) for k in (int, str, bytes) if isinstance(value, k)))])),
     ((bytearray, array.array, decimal.Decimal, np.generic), lambda value: iter([(".value", repr(value))])),
     ((np.ndarray,), lambda value: iter([(".dtype", str(value.dtype)), (".shape", value.shape), (".value", value.tolist())])),
@@ -242,7 +262,7 @@ PARTS: tuple[tuple[tuple[type, ...], Way], ...] = (
     (tuple(type(one) for one in ({}.keys(), {}.values(), {}.items())), lambda value: iter([(".held", list(value))])),
     (
         tuple(type(one) for one in (iter([]), reversed([]), iter(()), iter(range(0)), iter({}), iter({}.items())))
-        + (type(iter(set())), zip, map, filter, enumerate, itertools.islice, itertools.chain),
+        + (SET_ITERATOR, zip, map, filter, enumerate, itertools.islice, itertools.chain),
         _of_iterator,
     ),
 )

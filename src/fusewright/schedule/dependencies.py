@@ -283,7 +283,9 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
     )
 
 
-def with_loads(operation: Loops, buffers: Container[str], load: Callable[[ir.Load, Dim, Bindings], Expression]) -> Loops:
+def with_loads(
+    operation: Loops, buffers: Container[str], load: Callable[[ir.Load, Dim, Bindings], Expression]
+) -> Loops:
     """The operation with what `load` gives, for a load and its rewritten index, in the place of loads of `buffers`."""
 
     def rewritten(node: ir.Load) -> Expression | None:

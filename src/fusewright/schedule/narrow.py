@@ -13,7 +13,7 @@ import torch
 
 from fusewright.base.records import replace
 from fusewright.loops import ir
-from fusewright.loops.ir import Apply, Buffer, Expression, Extern, Load, LoopProgram, Pointwise, Store
+from fusewright.loops.ir import Apply, Buffer, Expression, Extern, Load, LoopProgram, Pointwise
 from fusewright.schedule.dependencies import Bindings, output_buffers, shared_memory, touch, with_loads
 from fusewright.sizes.expressions import Dim
 
@@ -33,20 +33,15 @@ def store_narrow(program: LoopProgram, takes: Callable[[Buffer], bool]) -> LoopP
         if isinstance(operation, Extern):
             kept |= touched.reads | touched.writes
 
-    def widened(store: Store) -> bool:
-        value, buffer = store.value, program.buffers[store.buffer]
-        cast = isinstance(value, Apply) and value.op == "cast" and value.args[0].dtype in NARROW
-        return (
-            cast
-            and buffer.role == "temporary"
-            and store.buffer not in kept
-            and store.mode == "write"
-            and value.args[0].dtype.itemsize < value.dtype.itemsize
-            and takes(buffer)
-        )
-
-    found = [operation.stores for operation in operations if isinstance(operation, Pointwise)]
-    narrow = {store.buffer: store.value.args[0] for stores in found for store in stores if widened(store)}  # type: ignore[attr-defined]
+    narrow: dict[str, Expression] = {}
+    for store in (one for operation in operations if isinstance(operation, Pointwise) for one in operation.stores):
+        buffer, value = program.buffers[store.buffer], store.value
+        if buffer.role != "temporary" or store.buffer in kept or store.mode != "write" or not takes(buffer):
+            continue
+        if isinstance(value, Apply) and value.op == "cast":
+            (cast,) = value.args
+            if cast.dtype in NARROW and cast.dtype.itemsize < value.dtype.itemsize:
+                narrow[store.buffer] = cast
     if not narrow:
         return program
     buffers = {
