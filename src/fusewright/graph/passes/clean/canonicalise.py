@@ -103,7 +103,7 @@ def _cat(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
         return None
     if len(kept) > 1:
         return build.node(aten.cat.default, (kept, *rest), dict(node.kwargs), made)
-    return build.node(aten.clone.default, (kept[0],), {}, made) if _same(_type(kept[0]), made) else None
+    return build.node(aten.clone.default, (kept[0],), {"memory_format": torch.contiguous_format}, made)
 
 
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
