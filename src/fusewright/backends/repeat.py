@@ -37,6 +37,7 @@ def repeatable(
     if any(map(is_collective, graph.nodes)):
         return run
     writes = torch_level and any(map(_writes, graph.nodes))
+    statistics = writes and any(_name(node) in _STATISTICS for node in graph.nodes)
     drawn = _drawn_at_torch_level(graph) if torch_level else drawing_devices(graph)
 
     def attempt(*inputs: Any) -> Any:
@@ -57,6 +58,8 @@ def repeatable(
                 for value, version, content in kept:
                     if _version(value) != version or (version < 0 and torch.is_inference_mode_enabled()):
                         value.copy_(content)
+                    elif statistics and type(value) is torch.Tensor and not torch.equal(value, content):
+                        value.data.copy_(content)  # they are written to without a new version
             raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
 
     return attempt
@@ -121,13 +124,17 @@ def _drawn_at_torch_level(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
 
 def _writes(node: torch.fx.Node) -> bool:
     """Whether a node of a torch-level graph may write to an input."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = _name(node)
     in_place = (
         name in ("setitem", "__setitem__") or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     )
     return node.op.startswith("call_") and (
         in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True or name in _STATISTICS
     )
+
+
+def _name(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 _OPERATORS = (

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.graph.nodes import leaves
-from fusewright.operators.schema import facts
+from fusewright.operators.schema import facts, written_by
 from fusewright.sizes.expressions import Expr
 
 LITERAL = "literal"
@@ -69,7 +69,7 @@ def _is_fixed(node: torch.fx.Node) -> bool:
         return False
     known, type_ = facts(node.target), node.meta.get("type")
     if (
-        known.written
+        written_by(node.target, node.args)
         or known.random
         or known.effect
         or any(isinstance(leaf, Expr) for leaf in leaves((node.args, node.kwargs)))
@@ -93,7 +93,7 @@ _UNINITIALISED = frozenset(
 def _is_written(node: torch.fx.Node) -> bool:
     """Whether the program writes to the tensor, or to a view of it."""
     for user in node.users:
-        if not isinstance(user.target, OpOverload) or facts(user.target).written:
+        if not isinstance(user.target, OpOverload) or written_by(user.target, user.args):
             return True
         if any(result.alias_info is not None for result in user.target._schema.returns) and _is_written(user):
             return True

@@ -7,6 +7,7 @@ Takes an OpOverload; gives an `OperatorFacts`, computed once an operator.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -163,6 +164,21 @@ def argument(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
     if index < len(args):
         return args[index]
     return kwargs.get(known.arguments[index])
+
+
+# Operators that write to arguments without saying so in their schema: (written arguments, they are written only if this
+# argument is true).
+HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.cudnn_batch_norm.default: ((3, 4), 5),
+    aten.miopen_batch_norm.default: ((3, 4), 5),
+}
+
+
+def written_by(op: OpOverload, args: Sequence[object]) -> tuple[int, ...]:
+    """The arguments that a call with these positional arguments writes to."""
+    hidden, asked = HIDDEN_WRITES.get(op, ((), 0))
+    return hidden if hidden and args[asked] and args[hidden[0]] is not None else facts(op).written
 
 
 # Functional forms that are not found by name and arguments: in-place operator -> (operator, positions of its arguments

@@ -10,7 +10,7 @@ operator runs once, unless a later one turns out to write to an input.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from fusewright.graph.collectives import is_collective
 from fusewright.operators.known_sizes import OF_SIZE
 from fusewright.operators.numpy_calls import NUMPY_CALL
 from fusewright.operators.overlap import view_chain
-from fusewright.operators.schema import argument, facts
+from fusewright.operators.schema import argument, facts, written_by
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
 
@@ -71,7 +71,7 @@ class CallValues:
         return first if alike else None
 
     def _computed(self, node: Node, order: Sequence[Node]) -> torch.Tensor | None:
-        written = frozenset(filter(None, (self._written_input(one) for one in order if _writes(one))))
+        written = frozenset(storage for one in order if _writes(one) for storage in self._written_inputs(one))
         if written != self._written:
             self._forget()
             self._written = written
@@ -135,7 +135,7 @@ class CallValues:
 
     def writes_to_inputs(self, node: Node) -> bool:
         """Whether an operator among those that lead to the value writes to an input."""
-        return any(self._written_input(one) for one in self._needed(node) if _writes(one))
+        return any(any(self._written_inputs(one)) for one in self._needed(node) if _writes(one))
 
     def inputs_of(self, node: Node) -> list[Node]:
         """The placeholders that the value of `node` depends on."""
@@ -150,14 +150,10 @@ class CallValues:
                 order.append(one)
         return order[::-1]
 
-    def _written_input(self, node: Node) -> int | None:
-        """The storage of the input that an operator writes to."""
-        for target in _targets(node):
-            root = view_chain(target)[0]
-            real = next((value for one, value in self.inputs if one is root), None)
-            if isinstance(real, torch.Tensor):
-                return _storage(real)
-        return None
+    def _written_inputs(self, node: Node) -> Iterator[int]:
+        """The storages of the inputs that an operator writes to."""
+        roots = {view_chain(target)[0] for target in _targets(node)}
+        return (_storage(real) for one, real in self.inputs if one in roots and isinstance(real, torch.Tensor))
 
     def _run(self, node: Node, real: Mapping[Node, object]) -> object:
         if node.op == "placeholder":
@@ -199,7 +195,7 @@ class CallValues:
 def _targets(node: Node) -> list[Node]:
     """What an operator writes to."""
     func: Any = node.target
-    found = (argument(func, node.args, dict(node.kwargs), index) for index in facts(func).written)
+    found = (argument(func, node.args, dict(node.kwargs), index) for index in written_by(func, node.args))
     return [target for target in found if isinstance(target, Node)]
 
 
@@ -208,7 +204,7 @@ def _storage(value: object) -> int:
 
 
 def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and bool(facts(node.target).written)
+    return isinstance(node.target, OpOverload) and bool(written_by(node.target, node.args))
 
 
 def _is_runnable(node: Node) -> bool:

@@ -58,6 +58,24 @@ def _has_sparse_gradient(func: OpOverload, args: tuple[object, ...], kwargs: dic
     )
 
 
+# Operators whose meta kernels take operands of any types, and what their other kernels ask of all of them.
+_ONE_TYPE = frozenset({aten.mm.default, aten.addmm.default, aten.mv.default, aten.convolution.default})
+_FLOATS = frozenset({aten.native_batch_norm.default, aten.native_layer_norm.default, aten.native_group_norm.default})
+
+
+def _refuses_types(func: OpOverload, args: tuple[object, ...]) -> bool:
+    """Whether eager's kernel has no such combination of types, which a graph would find out too late: when statistics
+    and caches have been written to."""
+    if func not in _ONE_TYPE and func not in _FLOATS:
+        return False
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    types = {tensor.dtype for tensor in tensors}
+    if func in _FLOATS:
+        return not all(type_.is_floating_point for type_ in types)
+    numbers = all(type_.is_floating_point or type_.is_complex for type_ in types)
+    return len(types) > 1 or torch.bool in types or not (numbers or tensors[0].device.type == "cpu")
+
+
 @functools.cache
 def _refusal(func: OpOverload) -> tuple[str, str] | None:
     """The graph break that this operator may need: (code, detail)."""
@@ -116,6 +134,8 @@ def check(
             raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
         if gradients == "aten" and _has_sparse_gradient(func, args, kwargs):
             raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
+    if _refuses_types(func, args):
+        raise GraphBreak("operator-failed", f"{func} of operands of these types")
     if func is aten.index.Tensor:
         indices: tuple[object, ...] = args[1]  # type: ignore[assignment]
         if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):

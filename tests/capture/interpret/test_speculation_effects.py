@@ -45,6 +45,15 @@ def program(f: Program) -> Program:
 
 
 @program
+def read_between_statistics(s: State, x: torch.Tensor) -> Any:
+    """What the read depends on is computed for the capture, and statistics are written to without a word of it."""
+    s.norm.momentum = None  # a share that follows from the number of calls
+    for _ in range(2):
+        y = s.norm(x.reshape(1, 3).expand(2, 3) + torch.arange(2.0)[:, None]).relu_()
+    return y, s.norm.running_mean.clone(), s.norm.running_var.clone()
+
+
+@program
 def append_print_then_read(s: State, x: torch.Tensor) -> Any:
     s.log.append(x.sum())
     s.number += 1

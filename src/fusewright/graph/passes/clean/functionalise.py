@@ -30,12 +30,12 @@ from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.signals import memory_was_short, raised_by_handler
 from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
-from fusewright.graph.nodes import add_call, ancestors
+from fusewright.graph.nodes import add_call, ancestors, written
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.data_dependent import GIVES, OF_UNKNOWN_SHAPE
 from fusewright.operators.derive import derive
-from fusewright.operators.schema import facts, functional_form
+from fusewright.operators.schema import HIDDEN_WRITES, facts, functional_form, written_by
 from fusewright.sizes.tensor_type import TensorType, same_strides, symbols_in, with_sizes
 
 aten = torch.ops.aten
@@ -65,15 +65,6 @@ class _Ref:
     aliases: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
 
 
-# Operators that write to arguments without saying so in their schema: (written arguments, they are written only if this
-# argument is true).
-_HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
-    aten.native_batch_norm.default: ((3, 4), 5),
-    aten.cudnn_batch_norm.default: ((3, 4), 5),
-    aten.miopen_batch_norm.default: ((3, 4), 5),
-}
-
-
 def functionalise(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.Graph:
     """See the head of this file. Raises CannotFunctionalise for a mutation that has no pure equivalent.
 
@@ -84,8 +75,8 @@ def functionalise(graph: torch.fx.Graph, context: PassContext | None = None) -> 
 def _is_functional(graph: torch.fx.Graph) -> bool:
     """Whether nothing is written to and every view is an ordinary one: each node then stands for itself."""
     for node in graph.nodes:
-        if node.op != "call_function" or node.target is operator.getitem:
-            continue
+        if node.op != "call_function" or node.target in (operator.getitem, written) or node.meta.get("writes_private"):
+            continue  # (what writes to copies of its own was made functional before)
         if not isinstance(node.target, OpOverload) or "lazy_view" in node.meta or not _is_plain(node.target):
             return False
     return True
@@ -93,7 +84,10 @@ def _is_functional(graph: torch.fx.Graph) -> bool:
 
 @cache
 def _is_plain(op: OpOverload) -> bool:
-    return not (facts(op).written or op in _HIDDEN_WRITES or op in PARTS or facts(op).recasts)
+    return not (facts(op).written or op in HIDDEN_WRITES or op in PARTS or facts(op).recasts)
+
+
+_KEPT = ("type", GIVES, "private", "writes_private")
 
 
 def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
@@ -108,9 +102,9 @@ def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
         made = copies[node] = add_call(
             new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies)
         )
-        made.meta = {name: meta[name] for name in ("type", GIVES) if name in meta} | marks_of(node)
+        made.meta = {name: meta[name] for name in _KEPT if name in meta} | marks_of(node)
         made.meta["location"] = meta.get("location", ())
-        if node.target is not operator.getitem and facts(node.target).random:  # type: ignore[arg-type]
+        if isinstance(node.target, OpOverload) and facts(node.target).random:
             made.meta["random"] = True
     return new
 
@@ -174,9 +168,8 @@ class _Functionaliser:
             return
         assert isinstance(op, OpOverload), f"not an ATen operator: {node.format_node()}"
         known = facts(op)
-        hidden = _HIDDEN_WRITES.get(op)
-        if hidden is not None and node.args[hidden[1]] and node.args[hidden[0][0]] is not None:
-            self._write_copies(node, hidden[0])
+        if op in HIDDEN_WRITES and written_by(op, node.args):
+            self._write_copies(node, written_by(op, node.args))
         elif known.written:
             self._mutation(node)
         elif op in PARTS and node.args[0] in self.refs:

@@ -1,0 +1,61 @@
+"""Operators that PyTorch's meta kernels take with any operands: where eager refuses these, what the call has written to
+before is as eager leaves it, on each backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusewright
+
+Int, Half = torch.int64, torch.bfloat16
+REFUSED: dict[str, Callable[[], torch.Tensor]] = {
+    "mm": lambda: torch.zeros(2, 3, dtype=Int) @ torch.zeros(3, 4),
+    "mm of halves": lambda: torch.zeros(2, 3, dtype=Half) @ torch.zeros(3, 4),
+    "mm of flags": lambda: torch.zeros(2, 3, dtype=torch.bool) @ torch.zeros(3, 4, dtype=torch.bool),
+    "addmm": lambda: torch.addmm(torch.zeros(4), torch.zeros(2, 3, dtype=Int), torch.zeros(3, 4)),
+    "addmm, its bias": lambda: torch.addmm(torch.zeros(4, dtype=Int), torch.zeros(2, 3), torch.zeros(3, 4)),
+    "linear": lambda: F.linear(torch.zeros(2, 3, dtype=Int), torch.zeros(4, 3), torch.zeros(4)),
+    "mv": lambda: torch.mv(torch.zeros(2, 3, dtype=Int), torch.zeros(3)),
+    "a convolution": lambda: F.conv1d(torch.zeros(1, 3, 8, dtype=Int), torch.zeros(4, 3, 3)),
+    "layer norm": lambda: F.layer_norm(torch.zeros(3, 4), (4,), torch.zeros(4, dtype=Int), torch.zeros(4)),
+    "group norm": lambda: F.group_norm(torch.zeros(3, 4, dtype=Int), 2),
+    "batch norm": lambda: F.batch_norm(torch.zeros(3, 4, dtype=Int), torch.zeros(4), torch.zeros(4)),
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_state_after_an_error_is_eagers(name: str, backend: str) -> None:
+    refused = REFUSED[name]
+
+    def run(compiles: bool) -> tuple[object, ...]:
+        norm, log = nn.BatchNorm1d(4), []
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            y = norm(x)
+            log.append(1)
+            return refused() + y.sum()
+
+        function = fusewright.compile(program, backend=backend) if compiles else program
+        for factor in (1.0, 2.0):
+            with pytest.raises(RuntimeError):
+                function(torch.arange(8.0).view(2, 4) * factor)
+        return log, *(value.tolist() for value in norm.buffers())
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_products_of_other_numbers_are_captured(backend: str) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cpu"):
+            return a @ b, F.linear(torch.ones(2, 3, dtype=torch.complex64), torch.ones(4, 3, dtype=torch.complex64))
+
+    inputs = torch.arange(6).view(2, 3), torch.arange(6).view(3, 2)
+    found = fusewright.compile(program, backend=backend, fullgraph=True)(*inputs)
+    assert all(map(torch.equal, found, program(*inputs)))
