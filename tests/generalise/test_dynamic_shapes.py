@@ -213,6 +213,19 @@ def test_a_window_beyond_its_tensor_raises_as_eager_does() -> None:
             compiled(torch.randn(4, 3))
 
 
+def test_a_write_to_a_window_of_the_last_part_of_a_tensor() -> None:
+    def function(x):
+        made = torch.tril_indices(x.numel(), x.numel())
+        return made.chunk(2, 0)[-1].fill_diagonal_(2), made
+
+    compiled = fusewright.compile(function, dynamic=True)
+    with STREAM.listening(lambda event: failed.append(event) if isinstance(event, InternalError) else None):
+        failed: list[object] = []
+        for size in (10, 14):
+            torch.testing.assert_close(compiled(torch.ones(size)), function(torch.ones(size)))
+    assert not failed
+
+
 def test_images_of_changing_sizes_through_windows_of_one_pixel() -> None:
     """Such convolutions are matrix products of any number of rows; those with steps keep the user's weights."""
     torch.manual_seed(0)
