@@ -457,3 +457,20 @@ def requires_grad_true_input(compiled: Compiled) -> list[Any]:
     y = compiled(fn)(a)
     y.sum().backward()
     return [y, a.grad]
+
+
+@program
+def hook_on_a_view_that_was_written_to(compiled: Compiled) -> list[Any]:
+    """Nothing that is left of the program asks for the view's gradient function before."""
+    a = random(4, 2)
+
+    def fn(v):
+        v.detach().add_(1)
+        v.sin()  # nobody uses it, so it is not run
+        v.register_hook(lambda g: g * 2)
+        return v.shape[0]
+
+    v = a[::2]
+    rows = compiled(fn)(v)
+    (v * 3).sum().backward()
+    return [rows, v, a.grad]

@@ -538,6 +538,20 @@ def no_grad_views_of_a_result(compiled: Compiled) -> list[Any]:
 
 
 @program
+def no_grad_view_that_is_told_to_require_a_gradient(compiled: Compiled) -> list[Any]:
+    a = random(3)
+
+    def fn(a):
+        with torch.no_grad():
+            v = a[1:]
+        return v.requires_grad_()
+
+    v = compiled(fn)(a)
+    (v * 3).sum().backward()
+    return [v, v.grad, a.grad is None]
+
+
+@program
 def infinite_factors_of_what_nothing_depends_on(compiled: Compiled) -> list[Any]:
     """Where the forward cannot run again: an input has its new value already, or was written to since."""
     results = []

@@ -20,6 +20,7 @@ import io
 import linecache
 import math
 import random
+import re
 import signal
 import sys
 import types
@@ -54,6 +55,8 @@ DTYPES = {
     "u8": torch.uint8,
     "b8": torch.bool,
 }
+HALVES = (torch.float16, torch.bfloat16)
+HALF = re.compile(r"\bb?f16\b")
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
 
 
@@ -77,10 +80,12 @@ class Finding:
 
 @dataclass(slots=True)
 class World:
-    """One copy of a program with all that it can reach. wide: floats are doubles; settings: of the compile, if any."""
+    """One copy of a program with all that it can reach. wide: floats are doubles; nudged: halves that are made differ by
+    one rounding; settings: of the compile, if any."""
 
     text: str
     wide: bool = False
+    nudged: bool = False
     compiled: bool = False
     names: dict[str, Any] = field(default_factory=dict)
     made: list[torch.Tensor] = field(default_factory=list)
@@ -164,6 +169,9 @@ class World:
                 made = torch.where(whole(0, 6) == 0, torch.tensor(SPECIAL, dtype=dtype, device="cpu")[whole(0, 4)], made)
         else:
             made = whole(0 if dtype == torch.uint8 else -9, 10).to(dtype)
+        if self.nudged and dtype in HALVES:
+            by = torch.finfo(dtype).eps * (1 - 2 * (torch.arange(made.numel(), device="cpu").reshape(shape) % 2))
+            made = (made.double() * (1 + by)).to(dtype)
         made.requires_grad_(grad and (dtype.is_floating_point or dtype.is_complex))
         self.made.append(made)
         return made
@@ -252,12 +260,14 @@ def _first_difference(text: str, eager: World, ours: World, heard: list[Event]) 
             return Finding("internal", step, failed[0].trace.strip().splitlines()[-1][:300])
         if any(row.ends(ours.error, eager.error) for row in DEVIATIONS):
             return None
-        found = difference(mine, theirs, lambda: _replay(eager, steps[: place + 1], wide=True))
+        so_far = steps[: place + 1]
+        nudged = functools.partial(_replay, eager, so_far, nudged=True) if HALF.search(text) else lambda: None
+        found = difference(mine, theirs, functools.partial(_replay, eager, so_far, wide=True), nudged)
         if found is None:
             if heard and step.endswith("_again"):
                 return Finding("needless", step, f"{len(heard)} captures of a call that is as the one before")
             continue
-        again = _replay(eager, steps[: place + 1], wide=False)
+        again = _replay(eager, so_far)
         if again is None or difference(again, theirs, lambda: None) is not None:
             return None  # eager does not agree with itself
         if not any(row.covers(found, text, examine) for row in DEVIATIONS):
@@ -266,10 +276,10 @@ def _first_difference(text: str, eager: World, ours: World, heard: list[Event]) 
     return None
 
 
-def _replay(first: World, steps: list[str], wide: bool) -> list[Leaf] | None:
+def _replay(first: World, steps: list[str], wide: bool = False, nudged: bool = False) -> list[Leaf] | None:
     leaves = None
     try:
-        world = World(first.text, wide=wide)
+        world = World(first.text, wide, nudged)
         for step in steps:
             leaves = world.run(step)
     except Exception:  # text that does not run in float64 has no reference

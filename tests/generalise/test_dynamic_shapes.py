@@ -213,6 +213,19 @@ def test_a_window_beyond_its_tensor_raises_as_eager_does() -> None:
             compiled(torch.randn(4, 3))
 
 
+def test_a_write_to_a_window_of_the_last_part_of_a_tensor() -> None:
+    def function(x):
+        made = torch.tril_indices(x.numel(), x.numel())
+        return made.chunk(2, 0)[-1].fill_diagonal_(2), made
+
+    compiled = fusewright.compile(function, dynamic=True)
+    with STREAM.listening(lambda event: failed.append(event) if isinstance(event, InternalError) else None):
+        failed: list[object] = []
+        for size in (10, 14):
+            torch.testing.assert_close(compiled(torch.ones(size)), function(torch.ones(size)))
+    assert not failed
+
+
 def test_images_of_changing_sizes_through_windows_of_one_pixel() -> None:
     """Such convolutions are matrix products of any number of rows; those with steps keep the user's weights."""
     torch.manual_seed(0)
@@ -462,3 +475,32 @@ def test_a_returned_part_of_what_has_a_size_less_one_is_a_view_of_the_whole(made
         got, expected = compiled(x), PARTS[part](SHORTER[made](x))
         torch.testing.assert_close(got, expected)
         assert got.stride() == expected.stride() and got.storage_offset() == expected.storage_offset()
+
+
+HANN, ONES = torch.hann_window(16), torch.ones(16)
+INVERSE_STFT: dict[str, Callable[..., Any]] = {
+    "windows that overlap": lambda x: torch.istft(x, 16, window=ONES, center=False),
+    "a narrow window": lambda x: x.istft(16, win_length=8, window=ONES[:8]),
+    "no window": lambda x: torch.istft(input=x, n_fft=16, length=9),
+    "a window of zeros": lambda x: torch.istft(x, 16, window=torch.zeros(16)),
+    "windows that begin at 0": lambda x: torch.istft(x, 16, window=HANN, center=False),
+    "nothing asked for": lambda x: torch.istft(x, 16, length=0),
+    "an empty window": lambda x: torch.istft(x, 16, window=ONES[:0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:istft")
+@pytest.mark.parametrize("name", INVERSE_STFT)
+def test_inverse_transforms_refuse_what_eager_refuses(name: str) -> None:
+    function = INVERSE_STFT[name]
+    compiled = fusewright.compile(function, dynamic=True)
+    for frames in (6, 9):
+        for requires_grad in (False, True):
+            x = torch.randn(2, 9, frames, dtype=torch.complex64, requires_grad=requires_grad)
+            try:
+                expected = function(x)
+            except RuntimeError:
+                with pytest.raises(RuntimeError):
+                    compiled(x)
+            else:
+                torch.testing.assert_close(compiled(x), expected)

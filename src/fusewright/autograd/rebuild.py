@@ -48,7 +48,7 @@ def _maker(one: Rebuilt, symbols: tuple[Any, ...]) -> Maker:
                     with torch.set_grad_enabled(not no_grad):
                         found = made[call] = target(value, *args, **kwargs)
                 value = found if element is None else found[element]
-                if leaf and not value.requires_grad:
+                if leaf:  # also where its base has one: only what is told so itself gets a gradient
                     value.requires_grad_()
             if one.no_grad and value.requires_grad:
                 value = value.detach()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.torch_version import TorchVersion
 
 import fusewright
 from fusewright.loops.lower.registry import MISSING
@@ -216,7 +217,10 @@ def test_a_number_is_written_as_eager_converts_it(dtype: torch.dtype, number: fl
             except (RuntimeError, NotImplementedError, OverflowError) as error:
                 return type(error)
 
-        expected, found = outcome(write), outcome(fusewright.compile(write, dynamic=False))
+        # Before PyTorch 2.13 `clamp` leaves out one bound that is NaN, where two of them, and clamp_min, give NaN.
+        left_out = write is torch.clamp and number != number and TorchVersion(torch.__version__) < "2.13"
+        right = (lambda x, n: torch.clamp(x, n, n)) if left_out else write
+        expected, found = outcome(right), outcome(fusewright.compile(write, dynamic=False))
         if isinstance(expected, type):
             assert found is expected, name
         else:

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
 from fusewright.base.records import dataclass, field
@@ -75,6 +76,13 @@ def registered_at_the_end(register: Callable[..., object], *args: object) -> Rem
     handle = RemovableHandle.__new__(RemovableHandle)
     handle.__dict__["registration"] = (register, *args)
     return handle
+
+
+def register_hook(tensor: torch.Tensor, hook: Callable[..., object]) -> RemovableHandle:
+    """Tensor.register_hook, which crashes for a view that was written to since its gradient function was last asked
+    for. In eager an operator between has asked; where nobody uses its result, it is not run."""
+    _ = tensor.grad_fn
+    return tensor.register_hook(hook)  # type: ignore[no-any-return]
 
 
 def registration(handle: RemovableHandle) -> tuple[Any, ...] | None:

@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
 
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.effects import keep, registered_at_the_end, stamp
+from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, stamp
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
@@ -277,7 +277,7 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_hook: on a tensor made inside, the capture's backward calls the interpreter."""
     tensor, hook = args
     if tracer.world.outside(tensor) is not None:
-        return _register_later(tracer, torch.Tensor.register_hook, tensor, hook)
+        return _register_later(tracer, register_hook, tensor, hook)
     if not tracer.assumptions.custom_gradients:
         raise GraphBreak("autograd-call", "Tensor.register_hook() of a hook with effects beyond its result")
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")

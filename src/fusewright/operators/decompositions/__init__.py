@@ -21,6 +21,7 @@ from fusewright.operators.decompositions.broadcast import broadcast_tensors
 from fusewright.operators.decompositions.eager_kernels import EAGER_KERNELS
 from fusewright.operators.decompositions.fused_optimizers import FUSED_OPTIMIZERS
 from fusewright.operators.decompositions.interpolate import interpolate
+from fusewright.operators.decompositions.inverse_stft import istft
 from fusewright.operators.decompositions.linspace import linspace
 from fusewright.operators.decompositions.recurrent import recurrent
 from fusewright.operators.decompositions.unscale import check_and_unscale
@@ -30,6 +31,7 @@ aten = torch.ops.aten
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.interpolate: interpolate,
     torch.linspace: linspace,
+    **dict.fromkeys((torch.istft, torch.Tensor.istft), istft),
     torch.broadcast_tensors: broadcast_tensors,
     F.scaled_dot_product_attention: attention_modules.with_dense_mask,
     **EAGER_KERNELS,

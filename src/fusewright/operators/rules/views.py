@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
-from fusewright.operators.rules.common import Rule, Undecided, axis_of, fresh, less, same, same_shape
+from fusewright.operators.rules.common import Rule, Undecided, axis_of, fresh, is_dense, less, same, same_shape
 from fusewright.sizes.expressions import Dim, Expr, ceil_div, floor_div, product
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
@@ -252,6 +252,11 @@ def _slice_scatter(
     return _scattered(self, src, _slice(self, dim, start, end, step))
 
 
+def _as_strided_scatter(self: TensorType, src: TensorType, size: Sequence[Dim], *place: object) -> object:
+    """A copy of the whole memory: PyTorch's Python version, used over symbolic sizes, knows none around the tensor."""
+    return replace(self, requires_grad=False) if same_shape(src.shape, size) and is_dense(self) else NotImplemented
+
+
 def _scattered(self: TensorType, src: TensorType, place: TensorType) -> object:
     if not same_shape(src.shape, place.shape):
         return NotImplemented
@@ -289,4 +294,5 @@ RULES: dict[OpOverload, Rule] = {
     aten.as_strided.default: _as_strided,
     aten.select_scatter.default: _select_scatter,
     aten.slice_scatter.default: _slice_scatter,
+    aten.as_strided_scatter.default: _as_strided_scatter,
 }

@@ -45,6 +45,18 @@ def tensor_subclass_argument():
     return f, [(x().as_subclass(Tagged),), (x().as_subclass(Tagged),)]
 
 
+@program("unsupported-tensor")
+def integers_with_a_gradient():
+    """Eager lets a tensor with a gradient be written to them, and says that they require one."""
+    made = torch.tensor([1, 2])
+    made[1] = torch.tensor(2.5, requires_grad=True)
+
+    def f(t):
+        return t.detach() + 1, t.requires_grad
+
+    return f, [(made,), (made,)]
+
+
 @program(
     "unsupported-tensor",
     "untraceable-call",

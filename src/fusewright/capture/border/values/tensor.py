@@ -123,6 +123,8 @@ def unsupported(real: torch.Tensor) -> str | None:
         return "a tensor on the meta device"
     if real.requires_grad and real.is_inference() and torch.is_grad_enabled():
         return "an inference tensor that requires a gradient"
+    if real.requires_grad and not (real.is_floating_point() or real.is_complex()):
+        return "a tensor of integers that a tensor with a gradient was written to"
     return None
 
 
