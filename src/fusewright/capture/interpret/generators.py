@@ -96,22 +96,23 @@ class InterpretedGenerator:
         else:
             frame.stack.append(value)
         self.started = self.running = True
-        raised = self._run(error)
+        given, raised = self._run(error)
         if raised is not None:
             raise raised
         if not frame.finished:
-            return frame.value
-        raise StopIteration if frame.value is None else StopIteration(frame.value)
+            return given
+        raise StopIteration if given is None else StopIteration(given)
 
-    def _run(self, error: BaseException | None) -> BaseException | None:
-        """One stretch of the body; what it raised, if it did. (Raised by the caller, outside of any `except` of
-        ours.)"""
+    def _run(self, error: BaseException | None) -> tuple[object, BaseException | None]:
+        """One stretch of the body: what it gives, and what it raised, if it did. (Raised by the caller, outside of any
+        `except` of ours.)"""
         tracer, frame, handling = self.tracer, self.frame, self.handling
         handling.previous, tracer.handling = tracer.handling, handling
         tracer.note_suspension(self, False)
+        given: object = None
         finished_by: BaseException | None = None
         try:
-            tracer.execute(frame, error)
+            given = tracer.execute(frame, error)
         except UserException as signal:
             frame.finished = True
             finished_by = signal.exception
@@ -124,8 +125,8 @@ class InterpretedGenerator:
         if isinstance(finished_by, StopIteration):
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
-            return replaced
-        return finished_by
+            return None, replaced
+        return given, finished_by
 
     def _wrapper_only(self) -> bool:
         """Whether the only handlers here are the compiler's own: 3.12 wraps each body in one that turns StopIteration
