@@ -35,6 +35,8 @@ int fw_differentiable_init(PyObject *module);
 int fw_module_call_init(PyObject *module);
 // csrc/machine_code.cpp: MachineCode.
 int fw_machine_code_init(PyObject *module);
+// csrc/sets.cpp: set_layout, set_filled.
+int fw_sets_init(PyObject *module);
 
 #ifdef __cplusplus
 }

@@ -7,9 +7,11 @@ import functools
 import gc
 import resource
 import sys
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,7 +96,7 @@ def ended(x: torch.Tensor, box: Box) -> tuple[torch.Tensor, list[int]]:
     return x * sum(found), found
 
 
-def abandoned(x: torch.Tensor, box: Box) -> torch.Tensor:
+def unended(x: torch.Tensor, box: Box) -> torch.Tensor:
     """Generators that nobody ends, and a store to a container."""
     counting(box)
     begun = counting(box)
@@ -103,7 +105,7 @@ def abandoned(x: torch.Tensor, box: Box) -> torch.Tensor:
     return x * sum(box.table.get(key, box.scale) for key in ("first", "second"))
 
 
-PROGRAMS = (plain, broken, effects, branch, trained, caught, ended, abandoned)
+PROGRAMS = (plain, broken, effects, branch, trained, caught, ended, unended)
 
 
 def arguments(program: Callable[..., Any]) -> tuple[torch.Tensor, Box]:
@@ -209,6 +211,59 @@ class Loud:
         return self is other
 
     __hash__ = object.__hash__
+
+
+def abandoned(x: torch.Tensor, box: Box) -> Any:
+    """A generator that the end of the frame closes, within which another one ends."""
+
+    def inner() -> Any:
+        try:
+            yield from (1, 2)
+        except GeneratorExit:
+            "".join(str(one) for one in [1, 2])
+
+    generator = inner()
+    next(generator)
+    return x * box.scale
+
+
+def refusing(x: torch.Tensor, box: Box) -> Any:
+    """Exceptions of native code, of callbacks, and those that are thrown into generators."""
+
+    def caught() -> Any:
+        try:
+            yield 1
+        except ValueError:
+            yield 2
+
+    def handing_on() -> Any:
+        yield from caught()
+
+    generator, said = handing_on(), []
+    said += [next(generator), generator.throw(ValueError("a"))]
+    generator.close()
+    for call in (lambda: int("a"), lambda: sorted([1, 2], key=lambda one: one / 0), lambda: next(iter([])), lambda: dict(3)):  # type: ignore[call-overload]
+        try:
+            call()
+        except Exception as error:
+            said.append(str(error))
+    return x * box.scale, said
+
+
+@pytest.mark.parametrize("program", (*PROGRAMS, abandoned, refusing), ids=lambda program: program.__name__)
+def test_no_frame_of_a_compile_stays_alive(program: Callable[..., Any]) -> None:
+    """It would hold its callers' frames, and with them what their variables held when they ended."""
+    root = str(Path(fusewright.__file__).parent)
+    gc.collect()
+    gc.disable()
+    try:
+        compiled = fusewright.compile(program)
+        compiled(*arguments(program))
+        alive = [one.f_code.co_qualname for one in gc.get_objects() if type(one) is types.FrameType]
+        files = [one.f_code.co_filename for one in gc.get_objects() if type(one) is types.FrameType]
+    finally:
+        gc.enable()
+    assert [name for name, file in zip(alive, files) if file.startswith(root)] == []
 
 
 def test_exceptions_leave_no_references() -> None:

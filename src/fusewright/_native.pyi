@@ -1,11 +1,12 @@
 """Types of the extension module built from csrc/. What is not listed here is internal to one Python file beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set as AbstractSet
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 OPCODES: tuple[str, ...]
 RELATIONS: tuple[str, ...]
+SetLayout = tuple[int, int, tuple[tuple[int, int | None], ...]]
 
 class GuardProgram:
     """csrc/guard_program.cpp; built by capture/guards/program.py."""
@@ -106,5 +107,9 @@ def set_raised_by_handler(callable: Callable[[BaseException], bool] | None, /) -
 def signal_handlers(usual: object, /) -> list[tuple[int, Any]]: ...
 def set_signal_handlers(rows: list[tuple[int, Any, Any]], /) -> None: ...
 def call_if_free(lock: Any, callable: Callable[..., Any], /, *args: Any) -> Any: ...
+def set_layout(set: AbstractSet[Any], /) -> SetLayout | None: ...
+def set_filled(
+    target: Any, layout: SetLayout | None, known: tuple[bool, ...], elements: list[Any], /
+) -> AbstractSet[Any]: ...
 def constant_equal(expected: object, actual: object, /) -> bool: ...
 def __getattr__(name: str) -> Any: ...

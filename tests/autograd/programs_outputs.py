@@ -508,3 +508,52 @@ def write_to_a_returned_view(compiled: Compiled) -> list[Any]:
         a.sum().backward()
         found += [v, a, w.grad]
     return found
+
+
+@program
+def no_grad_views_of_a_result(compiled: Compiled) -> list[Any]:
+    """They require a gradient, as what they show does, and never get one."""
+    views = (
+        lambda b: b.squeeze(0),
+        lambda b: b[0][1:],
+        lambda b: b.as_strided((2, 2), (1, 1)),
+        lambda b: b.chunk(2, 1)[1],
+    )
+    results: list[Any] = []
+    for view in views:
+        for beside in (False, True):
+            a = random(1, 4)
+
+            def fn(a):
+                b = a * 2
+                with torch.no_grad():
+                    v = view(b)
+                return (v, b.sum()) if beside else (v,)
+
+            made = compiled(fn)(a)
+            (made[0] * 3).sum().backward()
+            assert made[0].requires_grad and made[0].is_leaf and made[0]._is_view()
+            results += [*made, made[0].grad is None, a.grad is None]
+    return results
+
+
+@program
+def infinite_factors_of_what_nothing_depends_on(compiled: Compiled) -> list[Any]:
+    """Where the forward cannot run again: an input has its new value already, or was written to since."""
+    results = []
+    for written_inside in (False, True):
+        a, state = torch.tensor([0.0, 1.0, 2.0], requires_grad=True), random(4, g=False)
+
+        def fn(a, state):
+            b, c = a.sin(), state * 2
+            unused = b.log() + c[:3]
+            if written_inside:
+                state.copy_(unused.sum())
+            return b, c if written_inside else unused
+
+        b, other = compiled(fn)(a, state)
+        if not written_inside:
+            state.add_(1)
+        b.sum().backward()
+        results += [b, a.grad, other.requires_grad]
+    return results

@@ -244,6 +244,48 @@ def test_any_object(kind: str, name: str) -> None:
         assert outcome(compiled, torch.ones(2), OF_ANY_KIND[kind]()) == expected, call
 
 
+def making(base: type) -> type:
+    """A subclass that notes when instances are made."""
+
+    def new(cls: type, *args: Any) -> Any:
+        CALLED.append(f"new {len(args)}")
+        return base.__new__(cls, *(args if base in (tuple, frozenset) else ()))
+
+    def initialise(self: Any, *args: Any) -> None:
+        CALLED.append(f"init {len(args)}")
+        if base is not object:
+            base.__init__(self, *args if base not in (tuple, frozenset) else ())  # type: ignore[misc]
+        self.v = 1
+
+    return type(f"Making{base.__name__.title()}", (base,), {"__new__": new, "__init__": initialise})
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy, "deep copy": copy.deepcopy, "own copy": lambda one: one.copy(), "or": lambda one: one | one,
+    "sum": lambda one: one + one, "slice": lambda one: one[:1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("base", [
+    list, dict, set, tuple, frozenset, object, collections.deque, collections.defaultdict, collections.OrderedDict,
+])  # fmt: skip
+def test_copies_make_instances_as_eager_does(base: type, how: str) -> None:
+    kind, make = making(base), COPIES[how]
+    filling: Any = {dict: ({1: 2},), object: (), collections.defaultdict: (int, {1: 2}), collections.OrderedDict: ({1: 2},)}
+    one = kind(*filling.get(base, ([1, 9],)))
+    one.w = [1]
+
+    def program(x: torch.Tensor, one: Any) -> Any:
+        made = make(one)
+        return type(made).__name__, getattr(made, "__dict__", None), list(made) if base is not object else None
+
+    expected = outcome(program, torch.ones(2), one)
+    compiled = fusewright.compile(program)
+    for _ in range(2):
+        assert outcome(compiled, torch.ones(2), one) == expected
+
+
 def test_where_a_search_begins() -> None:
     def program(x: torch.Tensor) -> list[Any]:
         held: list[Any] = [1, (x,), 1, "a"]
@@ -301,6 +343,23 @@ def test_contexts_of_errors_that_numbers_raise() -> None:
         error = compiled(b)
         assert type(error.__context__) is TypeError
         assert error.__context__.__context__ is None
+
+
+@pytest.mark.parametrize("call", [
+    lambda one: dict(one), lambda one: {**one}, lambda one: list(one), lambda one: sorted(one), lambda one: max(one),
+    lambda one: [].extend(one), lambda one: {}.update(one), lambda one: "".join(one), lambda one: zip(one), lambda one: one.a,
+    lambda one: one[0], lambda one: int(one, 3), lambda one: sum(one), lambda one: (1).__add__(one, 2), lambda one: iter(one),
+    lambda one: {1}.update(one), lambda one: one + "a", lambda one: copy.copy(iter(one)), lambda one: len(one), lambda one: one(),
+])  # fmt: skip
+def test_an_error_has_no_context_of_ours(call: Callable[[Any], Any]) -> None:
+    def program(x: torch.Tensor, one: Any) -> Any:
+        try:
+            call(one)
+        except Exception as error:
+            return error, x + 1
+
+    error = fusewright.compile(program)(torch.ones(1), 3)[0]
+    assert (type(error), error.__context__, error.__cause__) == (type(program(torch.ones(1), 3)[0]), None, None)
 
 
 def test_what_is_not_found_is_named() -> None:

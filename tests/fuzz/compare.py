@@ -31,8 +31,13 @@ FACTOR = 4
 # What rounding may leave of results that cancel, as a part of the largest, or of 1.
 ROOM = {torch.float64: 1e-12, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PLAIN = (int, str, bytes, range, slice, type(None), torch.dtype, torch.device, type(Ellipsis), torch.Size)
+EXACTLY = frozenset((*PLAIN, bool))  # no subclasses of them
 DEEPEST = 40
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}|\b1[34]\d{13}\b")
+
+
+Named = Iterator[tuple[str, Any]]
+Way = Callable[[Any], Named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,41 +67,53 @@ class Walk:
     """Goes through everything that is reachable, and numbers objects and memories in the order in which it meets
     them."""
 
+    leaves: list[Leaf] = field(default_factory=list)
     objects: dict[int, int] = field(default_factory=dict)
     memories: dict[int, tuple[int, int]] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)  # no id is used again while the walk lasts
+    ways: dict[type, tuple[Way, ...]] = field(default_factory=dict)
 
-    def leaves(self, value: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
+    def tell(self, path: str, *facts: tuple[str, Any], value: Any = None) -> None:
+        self.leaves.append(Leaf(path, facts, value))
+
+    def walk(self, value: Any, path: str, depth: int = 0) -> None:
         kind = type(value)
         if isinstance(value, float | complex):
             exact = struct.pack("d", value).hex() if isinstance(value, float) else repr(value)
-            yield Leaf(path, (("class", kind.__name__),), (value, exact))
+            self.tell(path, ("class", kind.__name__), value=(value, exact))
             return
-        if isinstance(value, PLAIN) and (kind in PLAIN or kind is bool):
-            yield Leaf(path, (("class", kind.__name__), ("value", ADDRESS.sub("an address", repr(value)))))
+        if kind in EXACTLY:
+            text = repr(value)
+            self.tell(
+                path, ("class", kind.__name__), ("value", ADDRESS.sub("an address", text) if len(text) > 7 else text)
+            )
             return
         known = self.objects.get(id(value))
         if known is not None or depth > DEEPEST:
-            yield Leaf(path, (("identity", known),))
+            self.tell(path, ("identity", known))
             return
         # A constant tuple, or another immutable object, may be one object or several: nobody should ask.
         if not isinstance(value, tuple | np.generic) and kind not in FROZEN_TYPES:
             self.objects[id(value)] = len(self.objects)
             self.kept.append(value)
         if isinstance(value, torch.Tensor):
-            yield from self.tensor(value, path, depth)
+            self.tensor(value, path, depth)
         else:
-            yield from self.container(value, path, depth)
+            self.container(value, path, depth)
 
-    def container(self, value: Any, path: str, depth: int) -> Iterator[Leaf]:
-        held = list(parts(value))
-        yield Leaf(path, (("class", type(value).__name__), ("value", str(len(held)))))
+    def container(self, value: Any, path: str, depth: int) -> None:
+        kind = type(value)
+        ways = self.ways.get(kind)
+        if ways is None:
+            ways = self.ways[kind] = ways_of(kind)
+        held = [part for way in ways for part in way(value)]
+        self.tell(path, ("class", kind.__name__), ("value", str(len(held))))
         for name, part in held:
-            yield from self.leaves(part, f"{path}{name}", depth + 1)
+            self.walk(part, path + name, depth + 1)
 
-    def tensor(self, value: torch.Tensor, path: str, depth: int) -> Iterator[Leaf]:
+    def tensor(self, value: torch.Tensor, path: str, depth: int) -> None:
         if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
-            yield Leaf(path, (("class", type(value).__name__), ("dtype", value.dtype)))
+            self.tell(path, ("class", type(value).__name__), ("dtype", value.dtype))
             return
         leaf = _said(lambda: value.is_leaf)
         facts: list[tuple[str, Any]] = [
@@ -118,11 +135,11 @@ class Walk:
                 if value.layout == torch.strided
                 else value.to_dense()
             )
-        yield Leaf(path, tuple(facts), held)
+        self.tell(path, *facts, value=held)
         if leaf is True and not value.is_inference() and value.grad is not None:
-            yield from self.leaves(value.grad, f"{path}.grad", depth + 1)
+            self.walk(value.grad, f"{path}.grad", depth + 1)
         elif leaf is True and value.requires_grad:
-            yield Leaf(f"{path}.grad", (("class", "none"),))
+            self.tell(f"{path}.grad", ("class", "none"))
 
     def memory(self, value: torch.Tensor) -> tuple[int, int] | None:
         """(number of the memory, bytes from where the first tensor over it begins)."""
@@ -134,7 +151,6 @@ class Walk:
         return number, place - start
 
 
-Named = Iterator[tuple[str, Any]]
 
 
 def _of_dict(value: dict[Any, Any]) -> Named:
@@ -197,18 +213,38 @@ def _of_class(value: type) -> Named:
 
 
 def _of_iterator(value: Any) -> Named:
-    yield ".parts", _said(value.__reduce__)
+    said = _said(value.__reduce__)
+    if isinstance(value, SET_ITERATOR) and isinstance(said, tuple) and not _by_value(said[1][0]):
+        said = sorted(said[1][0], key=repr)
+    yield ".parts", said
 
 
-def _named(*names: str) -> Callable[[Any], Named]:
+SET_ITERATOR = type(iter(set()))
+
+
+def _of_set(value: Any) -> Named:
+    """In its order, unless that goes by where objects lie in memory."""
+    held = [repr(one) for one in (set if isinstance(value, set) else frozenset).__iter__(value)]
+    yield from ((".value", one) for one in (held if _by_value(value) else sorted(held)))
+
+
+def _by_value(elements: Any) -> bool:
+    base = next(base for base in (list, tuple, set, frozenset) if isinstance(elements, base))
+    return all(_by_value(one) if isinstance(one, tuple) else isinstance(one, HASHED) for one in base.__iter__(elements))
+
+
+HASHED = (int, float, complex, str, bytes, range, type(None))
+
+
+def _named(*names: str) -> Way:
     return lambda value: ((f".{name}", getattr(value, name)) for name in names)
 
 
 # What an object of a type holds; the first row that fits counts.
-PARTS: tuple[tuple[tuple[type, ...], Callable[[Any], Named]], ...] = (
+PARTS: tuple[tuple[tuple[type, ...], Way], ...] = (
     ((dict,), _of_dict),
     ((list, tuple, collections.deque), _of_sequence),
-    ((set, frozenset), lambda value: ((".value", repr(one)) for one in sorted(map(repr, value)))),
+    ((set, frozenset), _of_set),
     ((int, str, bytes), lambda value: iter([(".value", next(k(value) for k in (int, str, bytes) if isinstance(value, k)))])),
     ((bytearray, array.array, decimal.Decimal, np.generic), lambda value: iter([(".value", repr(value))])),
     ((np.ndarray,), lambda value: iter([(".dtype", str(value.dtype)), (".shape", value.shape), (".value", value.tolist())])),
@@ -226,7 +262,7 @@ PARTS: tuple[tuple[tuple[type, ...], Callable[[Any], Named]], ...] = (
     (tuple(type(one) for one in ({}.keys(), {}.values(), {}.items())), lambda value: iter([(".held", list(value))])),
     (
         tuple(type(one) for one in (iter([]), reversed([]), iter(()), iter(range(0)), iter({}), iter({}.items())))
-        + (type(iter(set())), zip, map, filter, enumerate, itertools.islice, itertools.chain),
+        + (SET_ITERATOR, zip, map, filter, enumerate, itertools.islice, itertools.chain),
         _of_iterator,
     ),
 )
@@ -235,23 +271,30 @@ PARTS: tuple[tuple[tuple[type, ...], Callable[[Any], Named]], ...] = (
 OPAQUE = logging.Logger | weakref.WeakKeyDictionary  # beyond their row of PARTS
 
 
-def parts(value: Any) -> Named:
-    """What can be reached from an object, by name."""
-    for kinds, of in PARTS:
-        if issubclass(type(value), kinds):  # what it says its class is may be no class
-            yield from of(value)
-            break
-    if issubclass(type(value), types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
-        return
+def ways_of(kind: type) -> tuple[Way, ...]:
+    """How to reach what an object of a type holds: by its row of PARTS, its attributes, its slots."""
+    ways = [next((of for kinds, of in PARTS if issubclass(kind, kinds)), None)]  # what it says its class is may be no class
+    if not issubclass(kind, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
+        ways += [_attributes if kind.__dictoffset__ else None, _slots if _world(kind) else None]
+    return tuple(way for way in ways if way is not None)
+
+
+def _attributes(value: object) -> Named:
     try:
-        yield from ((f".{name}", held) for name, held in object.__getattribute__(value, "__dict__").items())
+        return ((f".{name}", held) for name, held in object.__getattribute__(value, "__dict__").items())
     except AttributeError:
-        pass
-    for cls in type(value).__mro__:
-        if cls.__module__ == "world":
-            for name, held in vars(cls).items():
-                if isinstance(held, types.MemberDescriptorType):
-                    yield f".{name}", _said(lambda held=held: held.__get__(value))  # type: ignore[misc]
+        return iter(())
+
+
+def _world(kind: type) -> list[type]:
+    return [cls for cls in kind.__mro__ if cls.__module__ == "world"]
+
+
+def _slots(value: object) -> Named:
+    for cls in _world(type(value)):
+        for name, held in vars(cls).items():
+            if isinstance(held, types.MemberDescriptorType):
+                yield f".{name}", _said(lambda held=held: held.__get__(value))  # type: ignore[misc]
 
 
 def _said(ask: Callable[[], object]) -> object:
@@ -264,7 +307,9 @@ def _said(ask: Callable[[], object]) -> object:
 
 def flatten(roots: dict[str, Any]) -> list[Leaf]:
     walk = Walk()
-    return [leaf for name, root in roots.items() for leaf in walk.leaves(root, name)]
+    for name, root in roots.items():
+        walk.walk(root, name)
+    return walk.leaves
 
 
 def difference(ours: list[Leaf], eager: list[Leaf], precise: Callable[[], list[Leaf] | None]) -> Difference | None:
@@ -273,12 +318,12 @@ def difference(ours: list[Leaf], eager: list[Leaf], precise: Callable[[], list[L
     for place, (a, b) in enumerate(zip(ours, eager)):
         if a.path != b.path:
             return Difference("structure", b.path, a.path, b.path)
-        for (name, mine), (_, theirs) in zip(a.facts, b.facts):
-            if mine != theirs:
-                return Difference(name, b.path, str(mine), str(theirs))
-        if [name for name, _ in a.facts] != [name for name, _ in b.facts]:
+        if a.facts != b.facts:
+            for (name, mine), (_, theirs) in zip(a.facts, b.facts):
+                if mine != theirs:
+                    return Difference(name, b.path, str(mine), str(theirs))
             return Difference("structure", b.path, str(a.facts), str(b.facts))
-        if not _close(a.value, b.value):
+        if a.value is not b.value and not _close(a.value, b.value):
             rounded.append(place)
     if len(ours) != len(eager):
         return Difference("structure", "everything", f"{len(ours)} leaves", f"{len(eager)} leaves")

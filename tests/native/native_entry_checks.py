@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import random
 import sys
 import threading
 import types
@@ -23,6 +24,38 @@ def recorder(log: list[Any]) -> Callable[..., Any]:
         return locals
 
     return finish
+
+
+@check("entry")
+def test_a_set_is_made_again_as_it_was() -> None:
+    drawn = random.Random(1)
+    for _ in range(300):
+        one: set[Any] = set()
+        for _ in range(drawn.choice((3, 8, 30, 200))):
+            element = drawn.choice((drawn.randrange(40), str(drawn.randrange(30)), drawn.randrange(1 << 40)))
+            drawn.choice((one.add, one.add, one.add, one.discard))(element)
+        layout = N.set_layout(one)
+        emptied = set(range(drawn.randrange(50)))
+        made = [N.set_filled(target, layout, (), list(one)) for target in (set, frozenset, emptied)]
+        assert made[2] is emptied and all(list(other) == list(one) and other == one for other in made)
+        assert layout is None or all(N.set_layout(other) == layout for other in made)
+        for element in range(20):
+            one.add(element)
+            emptied.add(element)
+            one.discard(2 * element)
+            emptied.discard(2 * element)
+        assert list(one) == list(emptied) and all(element in emptied for element in one)
+    # Layouts that do not fit the elements say nothing.
+    for layout in (None, (3, 0, ((0, 1), (1, 2))), (7, 0, ((9, 1), (1, 2))), (7, 0, ((0, 5), (1, 2))), (7, 0, ((0, 1),))):
+        assert N.set_filled(set, layout, (), [1, 2]) == {1, 2}
+    assert type(N.set_filled(type("Sub", (frozenset,), {}), None, (), [1])).__name__ == "Sub"
+    for target in (3, list, frozenset([1])):
+        raises(TypeError, N.set_filled, target, None, (), [1])
+    held = object()
+    before = sys.getrefcount(held)
+    for _ in range(10):
+        N.set_filled(set, N.set_layout({held}), (True,), [held])
+    assert sys.getrefcount(held) == before
 
 
 @check("entry")

@@ -46,6 +46,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "argmin of bool": (lambda x: x.argmin(0), BOOL),
     "the least of each row of bool's places": (lambda x: torch.stack([x, x]).any(0).argmax(0), BOOL),
     "logcumsumexp of integers": (lambda x: x.logcumsumexp(0), INT),
+    "a histogram of integers that is overwritten": (lambda x: x.histc(3, -5, 5).zero_(), INT),
+    "few elements to look for, with gaps": (
+        lambda x: torch.isin(z := x.repeat(2, 2)[:, 1:-1].neg_(), z), INT
+    ),
     "interpolation of integers": (lambda x: torch.nn.functional.interpolate(x[None, None], scale_factor=2), INT),
     "addcmul of bool": (lambda x: torch.addcmul(x, x, x), BOOL),
     "a bool less a tensor": (lambda x: torch.rsub(x, torch.ones(2)), BOOL),
@@ -76,6 +80,9 @@ def test_another_dtype() -> None:
     assert run_case(dropped).kind == "captured"  # a bool gradient, and a float result
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, True)), (BOOL,), {})).kind == "broke"
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, 2)), (BOOL,), {})).kind == "captured"
+    number = torch.tensor(2.0)
+    blocks = Case("", lambda transform: transform(lambda x: torch.block_diag(x.bfloat16(), number)), (INT,), {})
+    assert run_case(blocks).kind == "broke"  # its meta kernel takes a number for a matrix
 
 
 # Calls of one operator that eager answers differently, for what the arguments are beside their dtypes.

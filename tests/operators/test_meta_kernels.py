@@ -250,3 +250,40 @@ def test_every_operator(op: object) -> None:
     for dtype in (torch.float32, torch.int64, torch.complex64):
         watch(op, dtype, 20, seen)
     assert not seen.wrong
+
+
+OF_ONE = {
+    "a column": lambda: torch.rand(1, 33).t(),
+    "a line of a batch": lambda: torch.rand(4, 1, 5, 6)[:1],
+    "its last dimension is one": lambda: torch.rand(2, 1, 3).transpose(1, 2),
+    "gaps": lambda: torch.rand(1, 3, 2).transpose(0, 1)[:, :, :1],
+}
+BY_ELEMENTS = {
+    "clamp": lambda x: x.clamp(-1, 1), "hardtanh": torch.nn.functional.hardtanh, "relu6": torch.nn.functional.relu6, "exp": torch.exp,
+    "a number added": lambda x: x + 0, "a number divided": lambda x: 3 / x, "itself added": lambda x: x + x, "compared": lambda x: x > 0,
+    "pow": lambda x: x**2, "where": lambda x: torch.where(x > 0, x, 0.0), "float64": lambda x: x.double(), "tril": torch.tril, "clone": torch.clone,
+    "zeros_like": torch.zeros_like, "threshold": lambda x: torch.nn.functional.threshold(x, 0, 1), "flip": lambda x: x.flip(0),
+    "cumsum": lambda x: x.cumsum(0), "masked_fill": lambda x: x.masked_fill(x > 0, 1), "remainder": lambda x: x % 3, "sign": torch.sign,
+    "nan_to_num": torch.nan_to_num, "lerp": lambda x: torch.lerp(x, x, 0.5), "logit": lambda x: x.logit(0.1), "elu": torch.nn.functional.elu,
+    "gelu": torch.nn.functional.gelu, "softmax": lambda x: x.softmax(0), "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), 2.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_ELEMENTS)
+def test_steps_along_dimensions_of_one(name: str) -> None:
+    """They show where another operand leaves the order of dimensions open."""
+    for make in OF_ONE.values():
+        x, function = make(), BY_ELEMENTS[name]
+        for dynamic in (False, True):
+            compiled = fusewright.compile(lambda x: (y := function(x), y * 2), dynamic=dynamic)
+            mine, theirs = compiled(x), (function(x), function(x) * 2)
+            assert [one.stride() for one in mine] == [one.stride() for one in theirs], dynamic
+
+
+def test_layouts_of_operands_whose_sizes_turn_out_to_be_equal() -> None:
+    compiled = fusewright.compile(lambda x, y: x + y, dynamic=True)
+    for x, y in (
+        (torch.rand(33, 1, 8, 8).bfloat16(), torch.ones(16, 8, dtype=torch.int64)[::2]),
+        (torch.rand(1, 1, 1, 1).bfloat16().expand(2, 1, 33, 8), torch.ones(8, 33, dtype=torch.int64).t()),
+    ):
+        torch.testing.assert_close(compiled(x, y), x + y, check_stride=True)

@@ -115,3 +115,20 @@ def test_memory_that_nobody_has_written_to(backend: str) -> None:
 
     found = fusewright.compile(function, backend=backend)(torch.ones(3))
     torch.testing.assert_close(found, function(torch.ones(3)), equal_nan=True, rtol=0, atol=0, check_stride=True)
+
+
+def test_a_tensor_of_one_element_is_no_part_of_itself() -> None:
+    """Eager compares the steps of both operands: those of a number that stands for a part are others than the part's."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y[0] = y
+        return x + 1
+
+    compiled = fusewright.compile(function)
+    for x, y in ((torch.rand(2, 2), torch.rand(1, 2)), (torch.rand(2, 1), torch.rand(1, 1)), (torch.rand(3, 1), torch.rand(1, 1))):
+        if y.numel() > 1:
+            torch.testing.assert_close(compiled(x, y), x + 1)
+            continue
+        for run in (function, compiled):
+            with pytest.raises(RuntimeError, match="refer to a single memory location"):
+                run(x, y)

@@ -17,7 +17,7 @@ import fusewright
 from fusewright.backends import graph_cache
 from fusewright.base import events
 from fusewright.runtime import training_graphs
-from fusewright.runtime.training_graphs import CAPTURING, HOOKED, MOVING, PENDING, TrainingGraphs
+from fusewright.runtime.training_graphs import CAPTURING, HOOKED, KEPT, MOVING, PENDING, TrainingGraphs
 
 STATE: list[torch.Tensor] = []
 """What a forward writes to in place."""
@@ -180,7 +180,7 @@ def test_a_kept_graph(made: list[TrainingGraphs]) -> None:
         return gradients(model)
 
     both(program)
-    assert made[0].without == {PENDING: 1}
+    assert made[0].without == {PENDING: 1, KEPT: 1}
 
 
 def test_results_and_gradients_are_the_programs_own(made: list[TrainingGraphs]) -> None:
@@ -192,7 +192,7 @@ def test_results_and_gradients_are_the_programs_own(made: list[TrainingGraphs]) 
         return kept
 
     both(program)
-    assert not made[0].without
+    assert made[0].without == {KEPT: 1}
 
 
 def test_gradients_accumulate(made: list[TrainingGraphs]) -> None:
@@ -202,7 +202,37 @@ def test_gradients_accumulate(made: list[TrainingGraphs]) -> None:
         return gradients(model)
 
     both(program)
-    assert not made[0].without
+    assert made[0].without == {KEPT: 1}
+
+
+def test_gradients_are_lent_while_the_program_keeps_none(made: list[TrainingGraphs]) -> None:
+    model = network()
+    run = compiled(model, fullgraph=True)
+    train(run, model, 4)
+    places = []
+    for k in range(3):
+        run(batch(k)).square().sum().backward()
+        places.append([value.grad.data_ptr() for value in model.parameters()])  # type: ignore[union-attr]
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        model.zero_grad()
+    assert places[0] == places[1] == places[2] and not made[0].without
+
+
+@pytest.mark.parametrize("kept", ["gradient", "a view", "its storage"])
+def test_kept_gradients_are_never_overwritten(made: list[TrainingGraphs], kept: str) -> None:
+    def keep(value: torch.Tensor) -> Any:
+        return {"gradient": value, "a view": value[0].view(-1), "its storage": value.detach().numpy()}[kept]
+
+    def program(run: Any, model: nn.Module) -> Any:
+        found = []
+        for k in range(4):
+            run(batch(k)).square().sum().backward()
+            found.append(keep(model[0].weight.grad))  # type: ignore[arg-type]
+            model.zero_grad()
+        return [torch.as_tensor(value).clone() for value in found]
+
+    both(program)
+    assert made[0].without == {KEPT: 1}
 
 
 def test_a_forward_whose_backward_never_comes(made: list[TrainingGraphs]) -> None:
@@ -272,7 +302,7 @@ def test_parameters_that_move(made: list[TrainingGraphs]) -> None:
         return found
 
     both(program)
-    assert set(made[0].without) <= {MOVING}
+    assert set(made[0].without) <= {MOVING, KEPT}
 
 
 def test_a_result_written_to_before_the_backward(made: list[TrainingGraphs]) -> None:
@@ -320,7 +350,7 @@ def test_dropout_draws_anew_at_each_replay(made: list[TrainingGraphs]) -> None:
             masks[mode].append(y.detach())
     assert all(torch.equal(a, b) for a, b in zip(*masks.values()))  # the seeds are those of the default mode
     assert not any(torch.equal(a, b) for a, b in zip(masks["default"], masks["default"][1:]))
-    assert replays(made[0]) == [4, 4]
+    assert replays(made[0]) == [4, 1, 2] and made[0].without == {KEPT: 1}
 
 
 def test_what_cannot_be_recorded_runs_the_plans(made: list[TrainingGraphs]) -> None:

@@ -79,6 +79,7 @@ class Group:
     exits      the outputs by the operator that made them, and the reaches that they lead to (but for those beyond
                others): hooks of an output are called when its operator's turn comes
     branches   what is computed from zeros alone where outputs have no gradient (autograd.joint.unfinished_branches)
+    without    the backward of those whose tangents (by place) are missing, slower and without these branches
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -93,6 +94,7 @@ class Group:
     leaves: bool
     exits: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     branches: tuple[Branch, ...] = ()
+    without: Callable[[frozenset[int]], Callable[..., tuple[Any, ...]]] | None = None
 
     @property
     def single(self) -> bool:
@@ -205,11 +207,17 @@ def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> 
     values = values_for(ctx, given)
     if last:
         ctx.maybe_clear_saved_tensors()  # each saved tensor is freed after its last use in the backward
+    missing = frozenset(place for place, one in enumerate(given) if one is None)
+    zeros = _multiplied_zeros(ctx, missing) if missing else set()
+    repeatable = not zeros or _repeatable(ctx)
+    if not repeatable:
+        assert ctx.group.without is not None
+        return _finished(ctx, ctx.group.without(missing)(*values), last)
     try:
         results = _run(halves, ctx, values)
     except RuntimeFallback as error:
         return repeated(ctx, given, error, last)
-    if not _are_finite([results[place] for place in _multiplied_zeros(ctx, given)]):
+    if not _are_finite([results[place] for place in zeros]):
         with torch.enable_grad():
             results = replayed_gradients(ctx, given, create_graph=False)
     return _finished(ctx, results, last)
@@ -236,20 +244,19 @@ def _finished(ctx: Any, results: Sequence[Any], last: bool) -> Sequence[Any]:
     return results
 
 
-def _multiplied_zeros(ctx: Any, given: list[torch.Tensor | None]) -> set[int]:
+def _multiplied_zeros(ctx: Any, missing: frozenset[int]) -> set[int]:
     """The gradients (by place) that show whether the compiled backward has multiplied zeros, taken for outputs that
-    nothing depends on, by what is not finite: zero times infinity is no number, and eager leaves it out. None of a
-    call that cannot be repeated."""
+    nothing depends on, by what is not finite: zero times infinity is no number, and eager leaves it out."""
     branches: tuple[Branch, ...] = ctx.group.branches
-    if not branches or all(one is not None for one in given):
-        return set()
+    return {place for branch in branches if branch.tangents <= missing for place in branch.shown}
+
+
+def _repeatable(ctx: Any) -> bool:
+    """Whether the recorded forward can run once more, with the inputs and the random numbers that it had."""
     halves: Halves = ctx.halves
     if halves.replay is None or ctx.inputs is None or _versions(ctx.inputs) != ctx.versions:
-        return set()
-    if halves.random and ctx.random is None:
-        return set()
-    missing = {place for place, one in enumerate(given) if one is None}
-    return {place for branch in branches if branch.tangents <= missing for place in branch.shown}
+        return False
+    return not halves.random or ctx.random is not None
 
 
 def _are_finite(gradients: list[Any]) -> bool:

@@ -19,8 +19,10 @@ from torch._ops import OpOverload
 from fusewright.autograd.halves import Branch
 from fusewright.autograd.recompute import elements
 from fusewright.base.records import dataclass
+from fusewright.graph.builder import building_for, env_of
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.operators.schema import facts
+from fusewright.sizes.tensor_type import TensorType
 
 
 @dataclass(slots=True)
@@ -120,20 +122,55 @@ _KEEPS_NAN = frozenset({
 def unfinished_branches(joint: JointGraph) -> tuple[Branch, ...]:
     """What is computed from some of the tangents alone, where those may be missing."""
     tangents = [node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :]
-    reads = {node: frozenset((place,)) for place, node in enumerate(tangents)}
     gradients = results_of(joint.graph)[joint.outputs :]
     shown = _shown(joint.graph, gradients)
     found: dict[frozenset[int], set[int]] = {}
-    for node in joint.graph.nodes:
+    for node, read in _read_tangents(joint.graph, tangents).items():
+        if len(read) < len(tangents) and node.op == "call_function" and not _keeps_zero(node):
+            parts = [user for user in node.users if user.target is operator.getitem] or [node]
+            for part in parts:
+                places = (shown[part],) if part in shown else _reached(part, gradients)
+                found.setdefault(read, set()).update(places)
+    return tuple(Branch(read, tuple(sorted(places))) for read, places in found.items() if places)
+
+
+def _read_tangents(graph: torch.fx.Graph, tangents: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, frozenset[int]]:
+    """The tangents (by place) from which each node is computed, in the graph's order; only nodes that read any."""
+    reads = {node: frozenset((place,)) for place, node in enumerate(tangents)}
+    for node in graph.nodes:
         read = frozenset().union(*(reads[one] for one in node.all_input_nodes if one in reads))
         if read and node.op == "call_function":
             reads[node] = read
-            if len(read) < len(tangents) and not _keeps_zero(node):
-                parts = [user for user in node.users if user.target is operator.getitem] or [node]
-                for part in parts:
-                    places = (shown[part],) if part in shown else _reached(part, gradients)
-                    found.setdefault(read, set()).update(places)
-    return tuple(Branch(read, tuple(sorted(places))) for read, places in found.items() if places)
+    return reads
+
+
+def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A copy with all that is said of the nodes."""
+    made, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    made.output(made.graph_copy(graph, copies)).meta = dict(output_node(graph).meta)
+    for node, copy in copies.items():
+        copy.meta = dict(node.meta)
+    return made
+
+
+def without_branches(backward: torch.fx.Graph, tangents: int, missing: frozenset[int]) -> torch.fx.Graph:
+    """A copy of a backward graph (its last `tangents` placeholders are those) in which what is computed from the
+    tangents of `missing` alone is zero, whatever it would have been multiplied by."""
+    graph = copied(backward)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    env = env_of(graph)
+    for node, read in _read_tangents(graph, placeholders[len(placeholders) - tangents :]).items():
+        kind = node.meta.get("type")
+        if node.op == "call_function" and read <= missing and isinstance(kind, TensorType) and not must_stay(node):
+            build = building_for(graph, node, env)
+            with graph.inserting_before(node):
+                shape, options = list(kind.shape), {"dtype": kind.dtype, "device": kind.device}
+                made = build.call(torch.ops.aten.empty_strided.default, shape, list(kind.stride), **options)
+                node.replace_all_uses_with(build.call(torch.ops.aten.zeros_like.default, made))
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not must_stay(node):
+            graph.erase_node(node)
+    return graph
 
 
 def _shown(graph: torch.fx.Graph, gradients: Sequence[Any]) -> dict[torch.fx.Node, int]:

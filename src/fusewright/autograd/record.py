@@ -198,6 +198,7 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
     calls: dict[torch.fx.Node, int] = {}
     for value, root in zip(outputs, roots, strict=True):
         leaf = isinstance(value, TracedTensor) and value.requires_grad and _history(value) is None
+        from_base = leaf and _requires_for_its_base(value, root)
         if root is None or value is root:
             is_input = id(value) in inputs
             base = ("input", inputs[id(value)]) if is_input else ("output", results.add(value))
@@ -206,7 +207,7 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
         assert isinstance(value, TracedTensor)
         if id(root) in inputs:
             base = ("input", inputs[id(root)])
-        elif len(sharing[id(root)]) == 1:
+        elif len(sharing[id(root)]) == 1 and not from_base:
             rebuilt.append(Rebuilt(("output", results.add(value)), leaf=leaf))
             continue
         else:
@@ -216,10 +217,20 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
         if base[0] == "output":
             if root.requires_grad and _history(root) is None and _history(value) is not None:
                 raise CannotDifferentiate("a view of a tensor that was made to require a gradient inside is returned")
-        else:
+        if base[0] == "input" or from_base:
             leaf = False  # whether a view that was made under no_grad requires a gradient, its operators know
         rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad, leaf=leaf))
     return rebuilt
+
+
+def _requires_for_its_base(value: Any, root: Any) -> bool:
+    """Whether a view without a history says that it requires a gradient because its base does: it was made under
+    no_grad, and no gradient ever comes to it."""
+    if value is root or not root.requires_grad or _history(root) is None:
+        return False
+    while value is not root and not value.made_leaf:
+        value = value.viewed
+    return value is root
 
 
 def _retains(value: object) -> bool:

@@ -18,6 +18,7 @@ from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS
 from fusewright.loops.ir import Buffer, Extern, LoopProgram
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule.narrow import store_narrow
 from fusewright.schedule.plan import UNBOUNDED, Kernel, Plan, Reduce, RunExtern
 from fusewright.schedule.unroll import Repeat
 from fusewright.select import chained_products, fused_attention
@@ -72,6 +73,7 @@ def scheduled(program: LoopProgram, options: ScheduleOptions, repeat: Repeat | N
     """The program's plan. Reductions of few rows are cut into chunks, or their stages run one after the other on more
     points, which keeps a softmax from becoming part of attention: rows stay whole where attention takes all of them,
     and keeps the GPU busy."""
+    program = store_narrow(program, lambda buffer: buffer.device.type == "cuda")
     cut = schedule(program, options, repeat)
     if repeat is not None or len(_batches(cut)) < 2 or not _batches(with_fused_attention(cut)):
         return cut

@@ -19,15 +19,23 @@ from fusewright import _native
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import differentiable
 from fusewright.autograd.halves import Branch, Graphs, Group, Halves, Reach
-from fusewright.autograd.joint import JointGraph, Split, constant_gradients, unfinished_branches
+from fusewright.autograd.joint import (
+    JointGraph,
+    Split,
+    constant_gradients,
+    copied,
+    unfinished_branches,
+    without_branches,
+)
 from fusewright.autograd.partition import part_of, split
 from fusewright.autograd.reach import nested, taken
 from fusewright.autograd.replay import replay
-from fusewright.backends.registry import GraphToCompile
+from fusewright.backends.registry import GraphToCompile, below_autograd
 from fusewright.base.events import FellBack, StageDone
 from fusewright.base.records import replace
 from fusewright.capture.frame import Backward
 from fusewright.graph.generators import drawing_devices
+from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.printer import print_graph
 from fusewright.runtime.training_graphs import Half
@@ -74,10 +82,11 @@ def compile_joint(
     groups = _groups(joint, halves, backward, bool(in_parts))
     compiled_groups = []
     for index, (group, part) in enumerate(groups):
-        run = no_gradients
+        run, whole = no_gradients, copied(part) if group.branches else None  # a compiler may change the graph
         if group.gradients and not in_parts:
             run = compile_half(part, "backward" if len(groups) == 1 else f"backward of outputs {index}")
-        compiled_groups.append(replace(group, backward=run))
+        without = None if whole is None else _without(whole, len(group.tangents), to_compile)
+        compiled_groups.append(replace(group, backward=run, without=without))
     compiled = Halves(
         forward=run_forward,
         groups=tuple(compiled_groups),
@@ -93,6 +102,21 @@ def compile_joint(
     )
     kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
     return differentiable(compiled, backward, tuple(kind if isinstance(kind, Expr) else None for kind in kinds))
+
+
+def _without(
+    backward: torch.fx.Graph, tangents: int, to_compile: GraphToCompile
+) -> Callable[[frozenset[int]], Callable[..., tuple[Any, ...]]]:
+    """Gives the backward for each set of missing tangents. PyTorch's operators run it: it is seldom wanted."""
+    to_compile = to_compile.without_examples()
+
+    @functools.cache
+    def make(missing: frozenset[int]) -> Callable[..., tuple[Any, ...]]:
+        graph = without_branches(backward, tangents, missing)
+        run_with_grad_mode(graph)
+        return below_autograd(to_compile.module(graph).forward)
+
+    return make
 
 
 def _without_views(forward: Callable[..., Any], outputs: int) -> Callable[..., Any]:

@@ -97,7 +97,8 @@ def _place(node: torch.fx.Node) -> _Place | None:
     root = chain[0].meta["type"]
     if not isinstance(root, TensorType) or not all(isinstance(extent, int) for extent in (*root.shape, *root.stride)):
         return None
-    with _disable_current_modes():
+    # Where sizes are symbolic, Python versions of views would run here: their steps along sizes of 1 are others.
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         view: Any = torch.empty_strided(root.shape, root.stride, dtype=root.dtype, device="meta")  # type: ignore
         for base, step in itertools.pairwise(chain):
             if step.target is operator.getitem:

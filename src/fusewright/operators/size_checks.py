@@ -14,10 +14,13 @@ import torch
 from torch import ops
 from torch._ops import OpOverload
 
+from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.data_dependent import MASKS
 from fusewright.operators.derive import derive
+from fusewright.operators.rules.common import preserved_strides, promote
 from fusewright.operators.rules.cpu import UPSAMPLING
+from fusewright.operators.rules.views import view_strides
 from fusewright.sizes.expressions import Dim, Relation, minimum, product
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType
@@ -169,6 +172,18 @@ def _index_select(
     return _index(env, self, [None] * (dim % self.ndim) + [index]) if self.ndim else ()
 
 
+def _isin(env: ShapeEnv, elements: TensorType, test_elements: TensorType, **named: Any) -> Pairs | None:
+    """A CPU views few elements to look for in one dimension, which not every layout allows."""
+    sizes = (*elements.shape, *test_elements.shape, *test_elements.stride)
+    if test_elements.device.type != "cpu" or not all(isinstance(size, int) for size in sizes):
+        return ()
+    count: Any = product(test_elements.shape)
+    few = count < 10 * product(elements.shape) ** 0.145  # type: ignore[operator]
+    if promote(elements, test_elements) != test_elements.dtype:
+        test_elements = replace(test_elements, stride=preserved_strides(test_elements))
+    return None if few and view_strides(test_elements, (count,)) is None else ()
+
+
 CONDITIONS: dict[OpOverload, Condition] = {
     **dict.fromkeys(
         (
@@ -206,6 +221,7 @@ CONDITIONS: dict[OpOverload, Condition] = {
     ),
     aten.native_group_norm.default: _group_norm,
     aten.gather.default: _gather,
+    aten.isin.Tensor_Tensor: _isin,
     **dict.fromkeys(
         (
             aten.index_put.default,

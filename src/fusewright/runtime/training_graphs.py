@@ -3,11 +3,11 @@ each.
 
 Takes the two plans of a joint graph; gives `TrainingGraphs`, which the autograd function calls in their place. What the
 forward saves stays in the recording's memory until the backward has read it; a *lease* says that somebody may still
-read it. Results of the forward and gradients are copied out, so that nothing that the program holds is ever
-overwritten; parameters are read in place; what moves is copied in.
+read it. Results of the forward are copied out; gradients are lent where they lie, in memory that only the backward
+writes, and copied out once the program was seen to keep some; parameters are read in place; what moves is copied in.
 Always holds: a forward is replayed only when no lease of its recording is pending; a backward is replayed only for the
-forward that was replayed last, on exactly the tensors that it saved. Everything else runs the plans themselves, and
-`without` counts why.
+forward that was replayed last, on exactly the tensors that it saved, and while no gradient that it lent is alive: so
+nothing that the program holds is ever overwritten. Everything else runs the plans themselves, and `without` counts why.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ HOOKED = "saved tensors came back from hooks as others"
 DROPPED = "the recording was made again between forward and backward"
 MOVING = "its inputs keep moving"
 SIZES = "too many different sizes"
+KEPT = "gradients of an earlier call are still there"
 CAPTURING = "the program records a CUDA graph of its own"
 
 
@@ -38,7 +39,7 @@ class Machine(Protocol):
     def capturing(self) -> bool: ...
 
     def memory(self) -> Any:
-        """Memory for one pair of recordings."""
+        """Memory for recordings: of a forward and what it saves, or of a backward and its gradients."""
 
     def record(self, memory: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
         """(recording, what `run` gave). Raises what recording raises, with the GPU as it was before."""
@@ -114,6 +115,22 @@ class Lease:
         self.addresses: list[int] = []
 
 
+class Lent:
+    """The memory of a gradient that the program gets as it is. uses: of the storage, while nobody has it."""
+
+    __slots__ = ("storage", "uses")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self.uses = self.count()
+
+    def count(self) -> int:
+        return torch._C._storage_Use_Count(self.storage._cdata)  # type: ignore[attr-defined, no-any-return]
+
+    def is_free(self) -> bool:
+        return self.count() <= self.uses
+
+
 @dataclass(slots=True)
 class _Recording:
     """What is known for one combination of sizes. `graph`: of the forward; `back`: of the backward, once it has been
@@ -126,13 +143,20 @@ class _Recording:
     back: Any = None
     tangents: list[torch.Tensor] = field(default_factory=list)
     gradients: tuple[Any, ...] = ()
+    lent: dict[int, Lent] = field(default_factory=dict)  # gradients that are not copied out, by place
+    copies: bool = False  # the program keeps gradients, which are copied out from now on
     lease: Any = None  # a weak reference to the last one
     last: Any = None  # the stream of the last replay
 
     def drop(self) -> None:
-        self.graph = self.back = self.memory = self.last = None
-        self.results, self.gradients = (), ()
-        self.inputs.copied, self.tangents = {}, []
+        self.graph = self.memory = self.last = None
+        self.results, self.inputs.copied = (), {}
+        self.drop_backward()
+
+    def drop_backward(self) -> None:
+        """Gradients that were lent stay what they are: they hold their memory."""
+        self.back = None
+        self.gradients, self.lent, self.tangents = (), {}, []
 
     def pending(self) -> bool:
         lease = None if self.lease is None else self.lease()
@@ -239,16 +263,16 @@ class TrainingGraphs:
                 self.refuse("an input's elements share memory")
                 return False
             recording.memory = self.machine.memory()
-            found = self._recorded(recording, "forward", mine)
+            found = self._recorded(recording.memory, "forward", mine)
         if found is None:
             return False
         recording.graph, recording.results = found
         return True
 
-    def _recorded(self, recording: _Recording, direction: str, inputs: list[Any]) -> tuple[Any, tuple[Any, ...]] | None:
+    def _recorded(self, memory: Any, direction: str, inputs: list[Any]) -> tuple[Any, tuple[Any, ...]] | None:
         plan = self.halves[direction].plan
         try:
-            return self.machine.record(recording.memory, lambda: plan(*inputs))
+            return self.machine.record(memory, lambda: plan(*inputs))
         except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
             self.refuse(f"recording the {direction} failed: {error}")
             return None
@@ -303,6 +327,10 @@ class TrainingGraphs:
             self._skip(DROPPED)
         elif _addresses(values[: len(self.saved)]) != lease.addresses:
             self._skip(HOOKED)
+        elif recording.back is not None and not all(one.is_free() for one in recording.lent.values()):
+            self._skip(KEPT)
+            recording.drop_backward()
+            recording.copies = True
         elif recording.back is not None:
             return True
         elif self.warm:
@@ -318,10 +346,12 @@ class TrainingGraphs:
                 self.refuse("a gradient's elements share memory")
                 return False
             self._copy_tangents(recording, values)
-            found = self._recorded(recording, "backward", [*mine, *recording.tangents])
+            inputs = [*mine, *recording.tangents]
+            found = self._recorded(recording.memory if recording.copies else self.machine.memory(), "backward", inputs)
         if found is None:
             return False
         recording.back, recording.gradients = found
+        recording.lent = {} if recording.copies else _lendable(recording.gradients, inputs)
         return True
 
     def _at_home(self, recording: _Recording, place: int, value: Any) -> Any:
@@ -339,7 +369,23 @@ class TrainingGraphs:
             self._after_last(recording)
             self._copy_tangents(recording, values)
             self.machine.replay(recording.back)
-            return copies_of(recording.gradients)
+            found: list[Any] = list(recording.gradients)
+            for place in recording.lent:
+                found[place] = found[place].data  # with a version of its own
+            others = [place for place in range(len(found)) if place not in recording.lent]
+            for place, copy in zip(others, copies_of([found[place] for place in others])):
+                found[place] = copy
+            return tuple(found)
+
+
+def _lendable(gradients: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Lent]:
+    """The gradients that lie in memory of their own, by place."""
+    storages = {
+        place: value.untyped_storage() for place, value in enumerate(gradients) if isinstance(value, torch.Tensor)
+    }
+    often = Counter(storage.data_ptr() for storage in storages.values())
+    often.update(value.untyped_storage().data_ptr() for value in inputs if isinstance(value, torch.Tensor))
+    return {place: Lent(storage) for place, storage in storages.items() if often[storage.data_ptr()] == 1}
 
 
 def _addresses(values: Sequence[Any]) -> list[int]:

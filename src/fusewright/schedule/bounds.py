@@ -43,7 +43,7 @@ from fusewright.schedule.plan import (
     roots,
 )
 from fusewright.sizes.algebra import interval
-from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, maximum, minimum, product
+from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, maximum, minimum, product, substitute
 from fusewright.sizes.proofs import Facts, View, certain, is_at_least_zero, lowest, not_empty, prove
 
 Cases = tuple[Facts, ...]
@@ -290,11 +290,14 @@ class _OfKernel:
 
     def access(self, buffer: str, index: Dim, cases: Cases, bindings: tuple[tuple[Expr, Expression], ...] = ()) -> None:
         bound = {symbol for symbol, _ in bindings}
-        for room in self.rooms.get(buffer) or (self.checker.room(buffer),):
-            if not free_symbols(index) <= self.symbols | bound:
-                self.refuse(buffer, index, room)
+        rooms = self.rooms.get(buffer) or (self.checker.room(buffer),)
+        for number, room in enumerate(rooms):
+            # Of several, each is the room of one batch.
+            at = substitute(index, {self.kernel.outer[0].symbol: number}) if len(rooms) > 1 else index
+            if not free_symbols(at) <= self.symbols | bound:
+                self.refuse(buffer, at, room)
             else:
-                self.checker.access(self.kernel.name, buffer, index, room, cases)
+                self.checker.access(self.kernel.name, buffer, at, room, cases)
 
     # --- expressions --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ program's order is a valid order, and an edge always leads from an earlier opera
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from fusewright.loops.ir import (
 )
 from fusewright.schedule.expressions import Rewriter, Survey, survey
 from fusewright.schedule.plan import Kernel, RunExtern, Step
+from fusewright.sizes.expressions import Dim, Expr
 
 
 @dataclass(slots=True)
@@ -53,7 +54,11 @@ class Dependencies:
     shared: dict[str, frozenset[str]]
 
 
-def roots(operation: Pointwise | Reduction | Scan) -> Iterator[Expression]:
+Loops = Pointwise | Reduction | Scan
+Bindings = tuple[tuple[Expr, Expression], ...]
+
+
+def roots(operation: Loops) -> Iterator[Expression]:
     """The expressions of a loop operation."""
     if isinstance(operation, Pointwise):
         for store in operation.stores:
@@ -273,13 +278,23 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
         keeps = renamed_ref(operation.keeps)
         return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, skinny=skinny, keeps=keeps)
 
-    def load(node: ir.Load) -> Expression | None:
-        if node.buffer not in renamed:
+    return with_loads(
+        operation, renamed, lambda node, index, bindings: ir.load(renamed[node.buffer], index, node.dtype, bindings)
+    )
+
+
+def with_loads(
+    operation: Loops, buffers: Container[str], load: Callable[[ir.Load, Dim, Bindings], Expression]
+) -> Loops:
+    """The operation with what `load` gives, for a load and its rewritten index, in the place of loads of `buffers`."""
+
+    def rewritten(node: ir.Load) -> Expression | None:
+        if node.buffer not in buffers:
             return None
         bindings, index = rewriter.bindings(node.bindings, node.index)
-        return ir.load(renamed[node.buffer], index, node.dtype, bindings)
+        return load(node, index, bindings)
 
-    rewriter = Rewriter(dim=lambda d: d, load=load, local=lambda node: node, bind=lambda old, value: old)
+    rewriter = Rewriter(dim=lambda d: d, load=rewritten, local=lambda node: node, bind=lambda old, value: old)
     if isinstance(operation, Pointwise):
         stores = tuple(
             replace(

@@ -9,11 +9,14 @@ compute, products summed in float32.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
 from fusewright.base.records import dataclass, replace
+from fusewright.codegen.triton.gemm_tiles import SKINNY
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, Expression, Load, Store
 from fusewright.schedule.build import sizes_used
@@ -35,6 +38,8 @@ from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
 LOCAL = "product"
+MOST_PARTS = 16
+"""Of products that run as one kernel, which chooses the matrices of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,45 +374,72 @@ def _reading_parts(site: Site, kernel: Kernel, total: Callable[[Dim], Expression
 
 def groups(plan: Plan, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
     """Products of one left operand by matrices of equal layout, which nothing in the plan writes: they can run as one
-    kernel in the place of the first."""
+    kernel in the place of the first. Those of few rows wait for memory alone, so theirs may differ in columns."""
     changed = {name for number in range(len(plan.steps)) for name in touched(plan, number)[1]}
-    found: dict[object, list[Site]] = {}
+    equal: dict[tuple[int, object], list[Site]] = {}
     for site in sites:
         others = [site.right.buffer, *([site.bias.buffer] if site.bias is not None else [])]
-        if site.batch != 1 or site.relayout is not None or site.left.checks or changed.intersection(others):
-            continue
-        bias = None if site.bias is None else (site.bias.index, site.bias.dtype)
-        right = replace(site.right, buffer="")
-        result = (site.result.shape, site.result.stride, site.result.device)
-        key = (site.rows, site.columns, site.inner, site.left, right, bias, site.bias_scale, site.scale, result)
-        found.setdefault(key, []).append(site)
-    made = (tuple(members) for members in found.values() if len(members) > 1)
+        if site.batch == 1 and site.relayout is None and not site.left.checks and not changed.intersection(others):
+            equal.setdefault((site.columns, _alike(site)), []).append(site)
+    found: dict[object, list[Site]] = {}
+    for (columns, alike), members in equal.items():
+        joins = members[0].known_rows <= SKINNY and dual(plan, members) is None
+        found.setdefault(alike if joins else (columns, alike), []).extend(members)
+    made = []
+    for members in found.values():
+        members.sort(key=lambda site: site.step)
+        if len(members) > 1 and len(_parts_of(members)) <= MOST_PARTS:
+            made.append(tuple(members))
     return [group for group in made if not _is_written(plan, group[0].left.buffer, group[0].step, group[-1].step)]
+
+
+def _alike(site: Site) -> tuple[object, ...]:
+    """What products that run as one kernel share, beside their columns."""
+    any_column = {site.axes[2].symbol: sizes.loop_symbol("column", 1 << 62)}
+    right = replace(site.right, buffer="", outer=sizes.substitute(site.right.outer, any_column))
+    bias = None if site.bias is None else (sizes.substitute(site.bias.index, any_column), site.bias.dtype)
+    return (site.rows, site.inner, site.left, right, bias, site.bias_scale, site.scale, site.result.device)
 
 
 def _is_written(plan: Plan, buffer: str, first: int, last: int) -> bool:
     return any(buffer in touched(plan, number)[1] for number in range(first, last + 1))
 
 
+def _parts_of(group: Sequence[Site]) -> list[tuple[Site, int]]:
+    """The group's products in parts of one width, each with the first of its columns."""
+    width = math.gcd(*(site.columns for site in group))
+    return [(site, first) for site in group for first in range(0, site.columns, width)]
+
+
+def _by_part(values: Sequence[int], part: Expr) -> Dim:
+    """values[part]"""
+    found: Dim = values[0]
+    for number, (before, after) in enumerate(itertools.pairwise(values), 1):
+        found = found + (after - before) * sizes.maximum(0, sizes.minimum(1, part - (number - 1)))
+    return found
+
+
 def horizontal(group: Sequence[Site]) -> Kernel:
-    """One kernel for the products of a group: a batch, of which each product has matrices of its own."""
-    site = group[0]
-    axes = axes_of(len(group), site.rows, site.columns)
-    rights, results = tuple(s.right.buffer for s in group), tuple(s.result.name for s in group)
+    """One kernel for the products of a group: a batch of parts of one width, of which each has matrices of its own."""
+    site, parts = group[0], _parts_of(group)
+    axes = axes_of(len(parts), site.rows, sum(one.columns for one in group) // len(parts))
+    part, row, column = (axis.symbol for axis in axes)
+    first = _by_part([first for _, first in parts], part)
+    place = {site.axes[2].symbol: first + column}
+    rights, results = tuple(s.right.buffer for s, _ in parts), tuple(s.result.name for s, _ in parts)
     chosen = [("right", rights), ("result", results)]
-    one = site
+    one, biases = site, tuple(s.bias.buffer for s, _ in parts if s.bias is not None)
     if site.bias is not None:
-        biases = tuple(s.bias.buffer for s in group if s.bias is not None)
         chosen.append(("bias", biases))
-        one = replace(site, bias=ir.load("bias", site.bias.index, site.bias.dtype))
-    product = replace(whole(site), right=replace(site.right, buffer="right"), chosen=tuple(chosen))
-    store = Store("result", _place(site), _value(one, ir.local_value(LOCAL, torch.float32)))
-    reads = dict.fromkeys((site.left.buffer, *rights, *(biases if site.bias is not None else ())))
-    names = (*reads, *results)
+        one = replace(site, bias=ir.load("bias", sizes.substitute(site.bias.index, place), site.bias.dtype))
+    right = replace(site.right, buffer="right", outer=sizes.substitute(site.right.outer, place))
+    product = replace(whole(site), right=right, chosen=tuple(chosen))
+    strides = _by_part([s.columns for s, _ in parts], part)
+    store = Store("result", row * strides + first + column, _value(one, ir.local_value(LOCAL, torch.float32)))
+    names = tuple(dict.fromkeys((site.left.buffer, *rights, *biases, *results)))
     dtypes = {site.left.buffer: site.left.dtype} | {s.right.buffer: s.right.dtype for s in group}
-    dtypes |= {s.bias.buffer: s.bias.dtype for s in group if s.bias is not None} | dict.fromkeys(
-        results, site.result.dtype
-    )
+    dtypes |= {s.bias.buffer: s.bias.dtype for s in group if s.bias is not None}
+    dtypes |= dict.fromkeys(results, site.result.dtype)
     return Kernel(
         f"products_{site.result.name}_{site.step}",
         axes,

@@ -169,9 +169,110 @@ def test_an_iterator_goes_on_where_it_stood(make: Callable[[], Any]) -> None:
     assert list(itertools.islice(eager[0], 5)) == list(itertools.islice(ours[0], 5))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter([1, 2]), lambda: iter((1, 2)), lambda: iter("ab"), lambda: iter("\u0100"), lambda: iter(b"ab"),
+        lambda: iter(range(2)), lambda: iter({"a": 1}), lambda: iter({"a": 1}.values()), lambda: iter({1, 9}),
+        lambda: iter(collections.deque([1])), lambda: reversed([1, 2]), lambda: reversed((1, 2)), lambda: reversed({1: 2}),
+        lambda: enumerate([1]), lambda: zip([1], [2]), lambda: map(str, [1]), lambda: filter(None, [1]),
+    ],
+)  # fmt: skip
+def test_an_iterator_that_has_ended_keeps_its_kind(make: Callable[[], Any]) -> None:
+    def f(x: torch.Tensor) -> Any:
+        iterator = make()
+        return iterator, list(iterator), x + 1
+
+    def said(iterator: Any) -> Any:
+        parts = iterator.__reduce__()
+        return type(iterator), [len(part) if isinstance(part, tuple) else part for part in parts], list(iterator)
+
+    eager, ours = f(numbers()), fusewright.compile(f)(numbers())
+    assert said(eager[0]) == said(ours[0]) and eager[1] == ours[1]
+
+
+def grown(*elements: Any, without: tuple[Any, ...] = ()) -> set[Any]:
+    made: set[Any] = set()
+    for element in elements:
+        made.add(element)
+    made.difference_update(without)
+    return made
+
+
+class ByValue:
+    """An object with a hash of its own, which is asked for as often as in eager."""
+
+    asked: list[int] = []
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        self.asked.append(self.value)
+        return self.value
+
+    def __repr__(self) -> str:
+        return str(self.value)
+
+
+class Ordered(set):
+    pass
+
+
+@pytest.mark.parametrize("elements", [
+    (3, 1, 11), (11, 3, 1), (1, 9, 17, 25), (25, 9, 1, 17), (*range(40, 0, -3), 65, 97), (8, 0, 16, "a", "b", 1.5, None, (1, 2)),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", [set, frozenset, Ordered])
+def test_a_set_keeps_its_order(kind: Any, elements: tuple[Any, ...]) -> None:
+    """It follows from all that was ever added and removed, and so does where the next element goes."""
+    outside = grown(*elements, without=elements[1:2])
+
+    def f(x: torch.Tensor, held: set[Any]) -> Any:
+        mine = grown(*elements, without=elements[:1])
+        by_value = {ByValue(element) for element in elements if isinstance(element, int)}
+        held.add(x.shape[0])
+        held.discard(elements[-1])
+        return kind(mine), mine, kind(elements), by_value, list(held), x + 1
+
+    seen = []
+    for function in (f, fusewright.compile(f)):
+        ByValue.asked.clear()
+        held = outside.copy()
+        results = [function(numbers(), held) for _ in range(2)]
+        mine = results[0][1]
+        texts = [repr([list(one) for one in result[:-1]]) for result in results]
+        mine.update(range(20, 60, 8))
+        seen.append((texts, repr(mine), list(held), [mine.pop() for _ in range(3)], type(results[0][0]), ByValue.asked[:]))
+    assert seen[0] == seen[1]
+
+
 def generator(x: torch.Tensor) -> Any:
     yield x
     yield x + 1
+
+
+@pytest.mark.parametrize("name", [
+    "gi_frame", "gi_running", "gi_suspended", "gi_yieldfrom", "gi_code", "__name__", "__qualname__", "__doc__",
+    "__class__", "frame", "gi_other", "started",
+])  # fmt: skip
+@pytest.mark.parametrize("advanced", [0, 1, 3])
+def test_what_a_generator_says_of_itself(name: str, advanced: int) -> None:
+    def f(x: torch.Tensor) -> Any:
+        made = generator(x)
+        for _ in range(advanced):
+            next(made, None)
+        said: Any = "none"
+        try:
+            said = getattr(made, name)
+            said = said if said in (None, True, False) or isinstance(said, str) else type(said).__name__
+        except AttributeError as error:
+            said = str(error)
+        made.close()
+        return said, getattr(made, "gi_frame", 0) is None, x + 1
+
+    compiled = fusewright.compile(f)
+    for _ in range(2):
+        assert compiled(numbers())[:2] == f(numbers())[:2]
 
 
 def test_a_live_generator_is_a_break() -> None:

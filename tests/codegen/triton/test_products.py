@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fusewright.codegen.triton import DeviceKernel, Processor, generate
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.loops.lower import lower
-from fusewright.schedule import schedule
+from fusewright.schedule import bounds, schedule
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.select import replacement, sites, variants
@@ -60,6 +60,32 @@ def test_products_that_meet_in_one_kernel(name: str, tile: ProductTile) -> None:
     torch.testing.assert_close(actual[0], function(*inputs), rtol=1e-4, atol=1e-4)
     (code,) = [one for one in codes_of(made, tile).values() if one.symbol.find("products") >= 0]
     assert code.text.count("tl.dot(") == 2
+
+
+UNEQUAL = {
+    "rows of weights": lambda x, q, k, v, a, b, c: (x @ q.T, x @ k.T, x @ v.T),
+    "with biases": lambda x, q, k, v, a, b, c: (F.linear(x, q, a), F.linear(x, k, b), F.linear(x, v, c)),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+@pytest.mark.parametrize("columns", [(48, 24, 24), (24, 24, 48), (24, 72, 48), (24, 24, 24)])
+def test_products_of_few_rows_with_different_columns_are_one_kernel(name: str, columns: tuple[int, int, int]) -> None:
+    inputs = [torch.randn(*shape) for shape in ((5, 36), *((n, 36) for n in columns), *((n,) for n in columns))]
+    plan = schedule(lowered(UNEQUAL[name], inputs), product_programs.GPU)
+    (group,) = variants.groups(plan, sites.find(plan))
+    kernel = variants.horizontal(group)
+    assert kernel.outer[0].extent == sum(columns) // 24
+    made = replacement.replaced(plan, [variants.of_group(group, kernel)])
+    assert len(made.steps) == 1 and not bounds.show(made).unproved
+    actual = run_plan(made, inputs, tiles={kernel.name: SMALL})
+    torch.testing.assert_close(actual, list(UNEQUAL[name](*inputs)), rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_many_rows_with_different_columns_stay_apart() -> None:
+    inputs = [torch.randn(*shape) for shape in ((96, 36), (48, 36), (24, 36), (24, 36))]
+    plan = schedule(lowered(lambda x, q, k, v: (x @ q.T, x @ k.T, x @ v.T), inputs), product_programs.GPU)
+    assert [[site.columns for site in group] for group in variants.groups(plan, sites.find(plan))] == [[24, 24]]
 
 
 def test_a_result_that_others_read_is_no_part_of_a_dual_product() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -49,14 +50,27 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         if isinstance(exception, TypeError):
             refuse_if_shown((*args, *kwargs.values()))
         error = settled(exception)
-    # From here on nothing is being handled: an error of the second call has no context either.
+    # From here on nothing of this is being handled: an error of the second call has no context either.
+    _leave_out(error, sys.exception())
     if isinstance(error, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
         return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
     unhashed = type(error) is TypeError and error.args[:1] == ("unhashable type: non-nested int",)
     if unhashed and any(type(value) is list for value in args):
         # What hashes the elements of a list only reads it.
         return native(fn, *([_specialised(e) for e in v] if type(v) is list else v for v in args), **kwargs)
-    raise UserException(_in_public_words(error, fn, args, kwargs)) from None
+    try:
+        raise UserException(_in_public_words(error, fn, args, kwargs)) from None
+    finally:
+        del error  # its traceback holds this frame, and with it those of all callers
+
+
+def _leave_out(error: BaseException, handled: BaseException | None) -> None:
+    """`handled` is an exception of ours that is being handled here: the program's has no such context."""
+    link: BaseException | None = error
+    while link is not None:
+        if handled is not None and link.__context__ is handled:
+            link.__context__ = None
+        link = link.__context__
 
 
 def settled(exception: BaseException) -> BaseException:
@@ -211,7 +225,10 @@ class Interceptor:
             return (value,)
         except UserException as signal:
             error = signal.exception
-        raise error  # plainly: `from None` would change the exception's cause
+        try:
+            raise error  # plainly: `from None` would change the exception's cause
+        finally:
+            del error
 
 
 def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) -> bool:
@@ -265,7 +282,10 @@ class Trampoline:
             return self.tracer.call(self.function, args, kwargs)
         except UserException as signal:
             error = signal.exception
-        raise error  # plainly: `from None` would change the exception's cause
+        try:
+            raise error  # plainly: `from None` would change the exception's cause
+        finally:
+            del error
 
 
 class TrampolineIterator:
@@ -285,4 +305,7 @@ class TrampolineIterator:
             return self.world.next(self.iterator)
         except UserException as signal:
             error = signal.exception
-        raise error  # plainly: `from None` would change the exception's cause
+        try:
+            raise error  # plainly: `from None` would change the exception's cause
+        finally:
+            del error

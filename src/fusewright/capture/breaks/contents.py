@@ -39,7 +39,8 @@ ATOMS: frozenset[type] = frozenset(
 
 
 _KINDS: tuple[type, ...] = (
-    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
+    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter("\u0100")), type(iter(b"")),
+    type(iter({})),
     type(iter({}.values())),
     type(iter({}.items())),
     type(iter(set())), type(reversed([])), type(iter(range(1 << 70))), enumerate, zip, map, filter, reversed,
@@ -52,6 +53,17 @@ _KINDS: tuple[type, ...] = (
 )  # fmt: skip
 # Iterators that can say how to make them again, where they stand. (From CPython 3.14 on those of itertools cannot.)
 ITERATORS = tuple(kind for kind in _KINDS if "__reduce__" in kind.__dict__)
+
+# What makes an iterator that has ended, and says no longer what it went over.
+ENDED_ITERATORS: dict[type, str] = {
+    type(iter([])): "iter([])",
+    type(reversed([])): "reversed([])",
+    type(iter(())): "iter(())",
+    type(iter("")): "iter('')",
+    type(iter("\u0100")): "iter('\u0100')",
+    type(iter(b"")): "iter(b'')",
+    reversed: "reversed(())",
+}
 
 # Methods that are written in C, with what they belong to.
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType, classes.BUILTIN_METHOD)

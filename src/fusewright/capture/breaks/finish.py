@@ -28,7 +28,7 @@ from fusewright.capture.border.values import context
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
-from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object
+from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object, set_text
 from fusewright.capture.guards.sources import Computed, Constant, Item, Local, Source
 from fusewright.capture.interpret.continuation import LET_GO, RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
@@ -234,12 +234,12 @@ def _write_back(code: Code, shadow: Shadow) -> list[str]:
     """Brings an outside container's content to its shadow's, by the builtin's own methods."""
     target = code.temporary(code.source(shadow.source))
     lines: list[str] = []
-    value = shadow.value
+    value: Any = shadow.value
     if shadow.appended:
         return [f"{target}.extend({code.temporary(content_text(code, value))})"]
     if changed(shadow):
         base = next(base for base in _WRITERS if isinstance(value, base))
-        content = code.temporary(content_text(code, value))
+        content = set_text(code, value, target) if base is set else code.temporary(content_text(code, value))
         lines += [
             line.format(target=target, content=content, base=code.bind(base.__name__, base)) for line in _WRITERS[base]
         ]
@@ -259,7 +259,7 @@ _WRITERS: dict[type, tuple[str, ...]] = {
     dict: ("dict.clear({target})", "dict.update({target}, {content})"),
     list: ("list.__setitem__({target}, slice(None), {content})",),
     bytearray: ("bytearray.__setitem__({target}, slice(None), {content})",),
-    set: ("set.clear({target})", "set.update({target}, {content})"),
+    set: ("{content}",),
     collections.deque: ("{base}.clear({target})", "{base}.extend({target}, {content})"),
 }
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from fusewright import _native
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import changed, contents, registration
@@ -39,6 +40,7 @@ from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.breaks.contents import (
+    ENDED_ITERATORS,
     FUNCTION,
     HASHED_ITERATORS,
     ITERATORS,
@@ -109,17 +111,30 @@ def _build_tuple(code: Code, value: tuple) -> str:
 
 
 def _build_set(code: Code, value: set | frozenset) -> str:
-    elements = ", ".join(code.expression(element) for element in contents(value))
-    base = "frozenset" if isinstance(value, frozenset) else "set"
     kind = type(value)
+    if not contents(value) and kind in (set, frozenset):
+        return f"{kind.__name__}()"
+    made = set_text(code, value, code.bind(kind.__name__, kind))
     if kind in (set, frozenset):
-        return f"{base}([{elements}])" if base == "frozenset" or not elements else f"{{{elements}}}"
-    made = code.start(
-        value, f"{base}.__new__({code.bind(kind.__name__, kind)}" + (f", [{elements}])" if base == "frozenset" else ")")
-    )
-    if base == "set" and elements:
-        code.lines.append(f"set.update({made}, [{elements}])")
-    return _with_attributes(code, value, made)
+        return made
+    return _with_attributes(code, value, code.start(value, made))
+
+
+def set_text(code: Code, value: set | frozenset, target: str) -> str:
+    """A call that gives the set `target`, or a new one of that class, what `value` holds, in its order: that follows
+    from all that was ever added and removed."""
+    elements = contents(value)
+    known = tuple(_is_interpreted_hash(element) for element in elements)
+    layout = code.bind("layout", _native.set_layout(value))
+    held = code.temporary(f"[{', '.join(code.expression(element) for element in elements)}]")
+    return f"{code.bind('set_filled', _native.set_filled)}({target}, {layout}, {known!r}, {held})"
+
+
+def _is_interpreted_hash(element: object) -> bool:
+    """Whether the capture has interpreted the element's `__hash__` (that of a tensor goes by identity)."""
+    if isinstance(element, torch.Tensor):
+        return False
+    return isinstance(classes.lookup(type(element), "__hash__"), types.FunctionType)
 
 
 def _build_container_subclass(code: Code, value: Any) -> str:
@@ -224,8 +239,11 @@ def _must_be_unchanged(code: Code, held: Any) -> None:
 
 
 def _build_iterator(code: Code, value: Any) -> str:
-    reduced = value.__reduce__()
-    maker, args, *state = reduced
+    maker, args, *state = value.__reduce__()
+    if not state and (row := ENDED_ITERATORS.get(type(value))) is not None:
+        name = code.start(value, row)
+        code.lines.append(f"list({name})")
+        return name
     if maker is not iter:  # which asks a list for each element when that is wanted
         for argument in args:
             _must_be_unchanged(code, argument)

@@ -45,6 +45,8 @@ _REFLECTIVE = (
 )  # fmt: skip
 _OF_CONTENTS = ("__iter__", "__len__", "append", "items", "__setitem__")
 """What a copy calls for the elements of a container of a class of the program's."""
+_CALLED = (set, collections.OrderedDict, collections.defaultdict)
+"""A copy of these is made by a call of the class."""
 
 
 def _is_atomic(value: Any) -> bool:
@@ -64,6 +66,9 @@ def _check_plain(world: World, value: Any) -> None:
         found = classes.guarded_lookup(world, kind, name)
         if found not in (classes.lookup(object, name), *_builtin_hooks(value, name)):
             raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which defines {name}")
+    called = ("__new__", "__init__") if isinstance(value, _CALLED) else ("__new__",)
+    if any(isinstance(classes.guarded_lookup(world, kind, name), types.FunctionType | staticmethod) for name in called):
+        raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, whose making runs its code")
     if classes.native_new(kind) not in (
         object.__new__,
         dict.__new__,
@@ -94,6 +99,8 @@ def copy_shallow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         return tracer.call(custom, (value,))
     if kind in (list, dict, set, collections.deque, collections.defaultdict, collections.OrderedDict):
         return copy.copy(value)
+    if custom is not MISSING:  # one in C, which calls the class
+        raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}")
     return _rebuild(tracer, value, lambda part: part)
 
 
@@ -149,9 +156,13 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
     _check_plain(world, value)
     kind = type(value)
     maker = classes.native_new(kind)
+    if isinstance(value, collections.defaultdict) and kind is not collections.defaultdict:
+        raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}")  # it leaves out the attributes
+    made: Any
     if isinstance(value, tuple):
-        return tuple_like(value, [convert(element) for element in tuple.__iter__(value)])
-    made = maker(kind)
+        made = tuple_like(value, [convert(element) for element in tuple.__iter__(value)])
+    else:
+        made = maker(kind)
     if memo is not None:
         memo[id(value)] = made
     if isinstance(value, dict):

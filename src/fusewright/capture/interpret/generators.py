@@ -2,7 +2,8 @@
 
 Takes the frame that a generator function's call has prepared; gives an object that native consumers (list, sum, zip,
 dict, join…) and interpreted code can iterate, send to, throw into and close. Always holds: what its body raises leaves
-as the plain exception (native code expects StopIteration and friends); a capture signal passes through untouched.
+as the plain exception (native code expects StopIteration and friends); a capture signal passes through untouched; no
+frame that an exception passes keeps a name for it (its traceback holds the frame, and so the variables of all callers).
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import types
 from typing import Any, NoReturn
 
 from fusewright.base.signals import GraphBreak, Signal, UserException
+from fusewright.capture.border.attributes import GETATTRS
+from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import settled
+from fusewright.capture.border.values import object as objects
 
 
 class InterpretedGenerator:
@@ -35,6 +39,20 @@ class InterpretedGenerator:
     def __repr__(self) -> NoReturn:
         raise GraphBreak("cannot-rebuild", "the text of a generator, which says where it lies in memory")
 
+    def said(self, name: str) -> object:
+        """An attribute that says where the generator stands; a graph break for one that shows its frame."""
+        if name == "gi_frame" and self.frame.finished:
+            return None
+        if name == "gi_running":
+            return self.running
+        if name == "gi_suspended":
+            return self.started and not self.running and not self.frame.finished
+        if name == "gi_yieldfrom":
+            return self._delegate()
+        if name in ("__name__", "__qualname__"):
+            return getattr(self.frame.function, name)
+        raise GraphBreak("frame-access", f"{name} of a generator")
+
     def __iter__(self) -> InterpretedGenerator:
         return self
 
@@ -49,9 +67,10 @@ class InterpretedGenerator:
     def throw(self, kind: Any, value: Any = None, traceback: Any = None, /) -> object:
         error = _normalised(kind, value)
         inner = self._delegate()
-        if inner is None:
-            return self._resume(None, error)
-        return self._throw_into(inner, error)
+        try:
+            return self._resume(None, error) if inner is None else self._throw_into(inner, error)
+        finally:
+            del error, kind, value
 
     def close(self) -> None:
         if self.frame.finished:
@@ -73,6 +92,8 @@ class InterpretedGenerator:
         except (GeneratorExit, StopIteration) as ended:
             settled(ended)
             return
+        finally:
+            del error
         raise RuntimeError("generator ignored GeneratorExit")
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -83,25 +104,27 @@ class InterpretedGenerator:
         if self.running:
             raise ValueError("generator already executing")
         frame = self.frame
-        if frame.finished:
-            if error is not None:
-                raise error
-            raise StopIteration
+        raised = error
         if error is not None and not self.started:
             frame.finished = True
-            raise error
-        if jump is not None:
-            frame.stack[-1] = value  # in place of the inner iterator
-            frame.pc = jump
-        else:
-            frame.stack.append(value)
-        self.started = self.running = True
-        given, raised = self._run(error)
-        if raised is not None:
-            raise raised
         if not frame.finished:
-            return given
-        raise StopIteration if given is None else StopIteration(given)
+            if jump is not None:
+                frame.stack[-1] = value  # in place of the inner iterator
+                frame.pc = jump
+            else:
+                frame.stack.append(value)
+            self.started = self.running = True
+            value, raised = self._run(error)
+            if raised is None and not frame.finished:
+                return value
+        else:
+            value = None
+        try:
+            if raised is not None:
+                raise raised
+            raise StopIteration if value is None else StopIteration(value)
+        finally:
+            del raised, error
 
     def _run(self, error: BaseException | None) -> tuple[object, BaseException | None]:
         """One stretch of the body: what it gives, and what it raised, if it did. (Raised by the caller, outside of any
@@ -176,10 +199,14 @@ class InterpretedGenerator:
             ended = settled(raised)
         finally:
             self.running = False
+            del error
         send = self.frame.info.instructions[self.frame.pc - 2]
-        if isinstance(ended, StopIteration) and send.action == "SEND_POP":
-            return self._resume(ended.value, None, send.target)
-        return self._resume(None, ended)
+        try:
+            if isinstance(ended, StopIteration) and send.action == "SEND_POP":
+                return self._resume(ended.value, None, send.target)
+            return self._resume(None, ended)
+        finally:
+            del ended
 
     def _method(self, inner: Any, name: str) -> Any:
         try:
@@ -196,7 +223,10 @@ class InterpretedGenerator:
             return self.tracer.call(function, args)
         except UserException as signal:
             error = signal.exception
-        raise error
+        try:
+            raise error
+        finally:
+            del error, args
 
 
 def _normalised(kind: Any, value: Any) -> BaseException:
@@ -211,3 +241,17 @@ def _normalised(kind: Any, value: Any) -> BaseException:
         args = () if value is None else value if isinstance(value, tuple) else (value,)
         return kind(*args)
     raise TypeError(f"exceptions must be classes or instances deriving from BaseException, not {type(kind).__name__}")
+
+
+def _getattr_generator(world: World, generator: InterpretedGenerator, name: str) -> object:
+    """What CPython's generators have, and nothing else."""
+    if not hasattr(types.GeneratorType, name):
+        raise UserException(AttributeError(f"'generator' object has no attribute '{name}'", name=name, obj=generator))
+    if name == "__doc__":
+        return None
+    if name.startswith("gi_") or name in ("__name__", "__qualname__"):
+        return generator.said(name)
+    return objects.getattr_object(world, generator, name)
+
+
+GETATTRS[InterpretedGenerator] = _getattr_generator

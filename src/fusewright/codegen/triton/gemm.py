@@ -10,6 +10,8 @@ is still in the cache.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from fusewright.base.records import dataclass, replace
@@ -150,8 +152,9 @@ class ProductEmitter(Emitter):
         for number, (name, buffers) in enumerate(self._product.chosen):
             self.names[name] = place = f"chosen{number}"
             out.append(f"{place} = {self.names[buffers[0]]}")
-            for position, buffer in enumerate(buffers[1:], 1):
-                out += [f"if batch == {position}:", f"    {place} = {self.names[buffer]}"]
+            for position, (before, buffer) in enumerate(itertools.pairwise(buffers), 1):
+                if buffer != before:
+                    out += [f"if batch >= {position}:", f"    {place} = {self.names[buffer]}"]
         b, y, x = (axis.symbol for axis in self.kernel.outer)
         self.outer_mapping = {
             b: sizes.loop_symbol("batch", batch) if batch > 1 else 0,

@@ -303,6 +303,10 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.glu.default: _glu,
     aten.native_dropout_backward.default: _dropout_backward,
     aten.pow.Scalar: lambda said, *args: _contiguous(said),
+    **dict.fromkeys(
+        (aten.flip.default, aten.nan_to_num.default),
+        lambda said, self, *args: replace(said, stride=preserved_strides(self)),
+    ),
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.ldexp.Tensor: _power_of_two_times,

@@ -129,7 +129,7 @@ def _relu(self: TensorType) -> object:
 
 
 def _hardtanh(self: TensorType, min_val: object = -1, max_val: object = 1) -> object:
-    return _relu(self) if self.dtype.is_floating_point else NotImplemented
+    return replace(self, stride=preserved_strides(self)) if self.dtype.is_floating_point else NotImplemented
 
 
 def _addcmul(self: TensorType, tensor1: TensorType, tensor2: TensorType, *, value: object = 1) -> object:
@@ -162,7 +162,8 @@ def _pow(self: object, exponent: object) -> object:
     dtype = promote(self, exponent)
     if dtype == torch.bool or dtype.is_complex or (is_integral(dtype) and not isinstance(exponent, TensorType)):
         return NotImplemented
-    return promoting([self, exponent], dtype)
+    number = isinstance(self, TensorType) and not isinstance(exponent, TensorType)  # no operand of the iterator
+    return promoting([self] if number else [self, exponent], dtype)
 
 
 def _masked_fill(self: TensorType, mask: TensorType, value: object) -> object:
@@ -207,6 +208,8 @@ def _table() -> dict[OpOverload, Rule]:
         aten.abs.default: _absolute,
         aten.relu.default: _relu,
         aten.hardtanh.default: _hardtanh,
+        aten.threshold.default: lambda self, threshold, value: _relu(self),
+        aten.logit.default: lambda self, eps=None: unary("float")(self),
         aten.bitwise_not.default: unary("integral"),
         aten.logical_not.default: unary("bool"),
         aten.isnan.default: _isnan,

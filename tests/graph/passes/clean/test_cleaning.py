@@ -79,6 +79,26 @@ def test_padding_by_nothing() -> None:
     assert operators(graph).count("constant_pad_nd.default") == 2
 
 
+def test_pieces_of_no_elements_are_left_out() -> None:
+    def program(c, x):
+        def cat(pieces, dim):
+            return c(torch.cat, (pieces, dim))
+
+        none = c(torch.narrow, (x, 1, 4, 0))
+        columns = c(torch.narrow, (x, 1, 0, 2))
+        old = c(torch.narrow, (c(torch.Tensor.reshape, (x, (-1,))), 0, 0, 0))
+        pairs = [([x, none], 1), ([none, columns, none, x], -1), ([old, x], 0), ([none, none], 1), ([columns, x], 1)]
+        return [c(torch.sin, (cat(*pair),)) for pair in pairs] + [cat([none, x], 1), cat([x.to(torch.half), none], 1)]
+
+    x = torch.randn(3, 4)
+    graph = check(program, x)
+    assert [len(node.args[0]) for node in graph.nodes if node.target is torch.ops.aten.cat.default] == [2, 2, 2, 2]
+    for other in (torch.randn(4, 3).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        check(lambda c, x: [c(torch.cat, ([x, c(torch.narrow, (x, 1, 0, 0))], 1))], other)
+    result = fusewright.compile(lambda x: torch.cat([x, x[:, 4:]], 1))(x)
+    assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
+
+
 def test_promotion_is_no_no_op() -> None:
     graph = check(lambda c, x: [c(torch.neg, (c(torch.mul, (x, 1.0)),))], torch.arange(3))
     assert operators(graph) == ["mul.Tensor", "neg.default"]

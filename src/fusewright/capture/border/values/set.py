@@ -63,8 +63,8 @@ def load_set(world: World, real: Any, source: Source) -> object:
         world.load(element, world.constant(element, "element"))
     if base is frozenset:
         return world.stand_in(real, source, real)
-    shadow = set.__new__(cls)
-    set.update(shadow, real)  # from a set CPython copies the table, and with it the order, wherever it can
+    known = (True,) * len(elements)  # in the same process, so each has the hash that it had
+    shadow: Any = _native.set_filled(cls, _native.set_layout(real), known, list(elements))
     if any(mine is not theirs for mine, theirs in zip(contents(shadow), elements)):
         raise GraphBreak(
             "set-of-objects", f"a set whose order depends on its history came from outside ({source.text()})"

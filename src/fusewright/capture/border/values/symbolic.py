@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fusewright import _native
 from fusewright.sizes.expressions import Relation
 from fusewright.sizes.symfloat import has_root, is_share
 from fusewright.sizes.symint import SymNode
@@ -47,7 +48,10 @@ def concrete_inside(value: Any, depth: int = 0) -> Any:
         pairs = [(key, concrete_inside(element, depth + 1)) for key, element in value.items()]
         return value if all(new is value[key] for key, new in pairs) else dict(pairs)
     elements = [concrete_inside(element, depth + 1) for element in value]
-    return value if all(new is old for new, old in zip(elements, value)) else kind(elements)
+    if all(new is old for new, old in zip(elements, value)):
+        return value
+    # (a set in its order, which follows from all that was ever added and removed)
+    return _native.set_filled(kind, _native.set_layout(value), (), elements) if kind is set else kind(elements)
 
 
 def is_concrete(values: Any, depth: int = 0) -> bool:

@@ -92,6 +92,20 @@ def _pad(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
     return _copy(build, node) if is_nothing else None
 
 
+def _cat(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
+    """Without pieces of no elements (what a model passes by its rotation, where all is rotated)."""
+    made, (pieces, *rest) = _type(node), node.args
+    types = [_type(piece) for piece in pieces]  # type: ignore[union-attr]
+    if node.meta.get("private") or None in types or not _row_major(made):
+        return None
+    kept = [piece for piece, type_ in zip(pieces, types) if 0 not in type_.shape]  # type: ignore[arg-type, union-attr]
+    if not 0 < len(kept) < len(types) or any(_type(piece).dtype != made.dtype for piece in kept):  # type: ignore[union-attr]
+        return None
+    if len(kept) > 1:
+        return build.node(aten.cat.default, (kept, *rest), dict(node.kwargs), made)
+    return build.node(aten.clone.default, (kept[0],), {}, made) if _same(_type(kept[0]), made) else None
+
+
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
 
 
@@ -214,7 +228,7 @@ def _subtracts_nothing(number: object, is_float: bool) -> bool:
     return number == 0 and not (isinstance(number, float) and math.copysign(1.0, number) < 0)
 
 
-# operator -> (rule, whether its result shares its argument's storage)
+# operator -> (rule, whether what it gives leaves the graph as the result did: it shares the argument's storage)
 RULES: dict[OpOverload, tuple[Rule, bool]] = {
     aten.alias.default: (_nothing, True),
     aten.detach.default: (_nothing, True),
@@ -230,6 +244,7 @@ RULES: dict[OpOverload, tuple[Rule, bool]] = {
     aten.permute.default: (_permute, True),
     aten.transpose.int: (_permute, True),
     aten.t.default: (_permute, True),
+    aten.cat.default: (_cat, True),  # it makes a tensor of its own too
     aten.clone.default: (_copy, False),
     aten.lift_fresh_copy.default: (_copy, False),
     aten.constant_pad_nd.default: (_pad, False),
