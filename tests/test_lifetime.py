@@ -22,7 +22,7 @@ import fusewright
 
 class Box:
     def __init__(self) -> None:
-        self.scale, self.offset, self.seen = 2, 3, [1]
+        self.scale, self.offset, self.seen, self.table = 2, 3, [1], {"second": 5}
 
     def part(self, more: int) -> int:
         return self.offset + more
@@ -96,7 +96,16 @@ def ended(x: torch.Tensor, box: Box) -> tuple[torch.Tensor, list[int]]:
     return x * sum(found), found
 
 
-PROGRAMS = (plain, broken, effects, branch, trained, caught, ended)
+def unended(x: torch.Tensor, box: Box) -> torch.Tensor:
+    """Generators that nobody ends, and a store to a container."""
+    counting(box)
+    begun = counting(box)
+    box.table["first"] = next(begun)
+    fusewright.graph_break()
+    return x * sum(box.table.get(key, box.scale) for key in ("first", "second"))
+
+
+PROGRAMS = (plain, broken, effects, branch, trained, caught, ended, unended)
 
 
 def arguments(program: Callable[..., Any]) -> tuple[torch.Tensor, Box]:

@@ -583,15 +583,9 @@ class World:
     def forget(self) -> None:
         """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have
         to wait for the collector."""
-        tables: tuple[Any, ...] = (
-            self.looked_up, self.dict_kinds,
-            self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
-            self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
-            self.recorder.inputs, self.wrappers.loaded, self.gradient_nodes,
-            self._loaders, self._getters, self._setters, self._deleters,
-        )  # fmt: skip
-        for table in tables:
-            table.clear()
+        for table in (*vars(self).values(), *self.number_tests, self.recorder.inputs, self.wrappers.loaded):
+            if isinstance(table, dict | list | set):
+                table.clear()
         self.repeats.forget()
         self.foreseen.world = None  # it is a guard
         self.effects = Effects()

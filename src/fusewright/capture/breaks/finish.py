@@ -105,7 +105,8 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     namespace: dict[str, Any] = {"__builtins__": __builtins__, **code.constants}
     name = f"<fusewright finish of {tracer.function.__qualname__}>"
     exec(compile(text, name, "exec"), namespace)  # our own text, made in this process
-    return Finish(namespace["finish"], text, tuple(code.outputs), (*_changes(world, writes), *restored))
+    made = namespace.pop("finish")  # which holds the namespace
+    return Finish(made, text, tuple(code.outputs), (*_changes(world, writes), *restored))
 
 
 def _let_go(body: list[str]) -> None:

@@ -114,10 +114,9 @@ class InterpretedGenerator:
             else:
                 frame.stack.append(value)
             self.started = self.running = True
-            raised = self._run(error)
+            value, raised = self._run(error)
             if raised is None and not frame.finished:
-                return frame.value
-            value = frame.value
+                return value
         else:
             value = None
         try:
@@ -127,15 +126,16 @@ class InterpretedGenerator:
         finally:
             del raised, error
 
-    def _run(self, error: BaseException | None) -> BaseException | None:
-        """One stretch of the body; what it raised, if it did. (Raised by the caller, outside of any `except` of
-        ours.)"""
+    def _run(self, error: BaseException | None) -> tuple[object, BaseException | None]:
+        """One stretch of the body: what it gives, and what it raised, if it did. (Raised by the caller, outside of any
+        `except` of ours.)"""
         tracer, frame, handling = self.tracer, self.frame, self.handling
         handling.previous, tracer.handling = tracer.handling, handling
         tracer.note_suspension(self, False)
+        given: object = None
         finished_by: BaseException | None = None
         try:
-            tracer.execute(frame, error)
+            given = tracer.execute(frame, error)
         except UserException as signal:
             frame.finished = True
             finished_by = signal.exception
@@ -148,8 +148,8 @@ class InterpretedGenerator:
         if isinstance(finished_by, StopIteration):
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
-            return replaced
-        return finished_by
+            return None, replaced
+        return given, finished_by
 
     def _wrapper_only(self) -> bool:
         """Whether the only handlers here are the compiler's own: 3.12 wraps each body in one that turns StopIteration

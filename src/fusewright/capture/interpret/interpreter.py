@@ -310,8 +310,9 @@ class Tracer:
 
     def forget(self) -> None:
         """Lets go of the frame's values, at the end of the attempt."""
-        self.frame = self.root = None
+        self.frame = self.root = self._around = None
         self.locals = ()
+        del self.function  # and so what its cells hold
         self._cells.clear()
         self._guarded.clear()
         self.open_contexts.clear()
@@ -381,7 +382,8 @@ class Tracer:
                         handler, operand = ops[frame.pc]
                         frame.pc += 1
                         if handler(frame, operand):
-                            return frame.value
+                            value, frame.value = frame.value, None  # a generator holds its frame
+                            return value
                 except UserException as signal:
                     error = signal.exception
                 except (GraphBreak, SkipFrame) as signal:
