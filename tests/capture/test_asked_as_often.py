@@ -410,3 +410,17 @@ def test_an_enum_member_without_its_name_leaves_the_frame() -> None:
 
     vars(Shade.RED).clear()
     assert fusewright.compile(lambda x: (x + 1, Shade.RED))(torch.ones(2))[1] is Shade.RED
+
+
+def test_an_enum_member_of_another_class() -> None:
+    class Shade(enum.Enum):
+        RED = 1
+
+    class Other:
+        def __str__(self) -> str:
+            return "other"
+
+    compiled = fusewright.compile(lambda x: (x + 1, str(Shade.RED)))
+    assert compiled(torch.ones(2))[1] == "Shade.RED"
+    Shade["RED"].__class__ = Other  # type: ignore[assignment]
+    assert compiled(torch.ones(2))[1] == "other"

@@ -29,6 +29,7 @@ class Assumptions:
     no_gradients      a frame that begins without gradients turns them on nowhere, so that what wraps tensors needs no
         history
     loops             a long scan or map is an operator: its body does nothing besides computing tensors
+    caches            a function that keeps its results is interpreted where it does not know its arguments
     works             what begins asynchronously is waited for before the graph ends, and nothing else is asked of it
     foresees          draws from Python's generators decide what happens, so their outcomes are guarded
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
@@ -46,6 +47,7 @@ class Assumptions:
     inference: bool = True
     no_gradients: bool = True
     loops: bool = True
+    caches: bool = True
     works: bool = True
     foresees: bool = False
     guarded: frozenset[types.CodeType] = frozenset()

@@ -82,7 +82,7 @@ class Recorder:
     graph), wrapped (tensors that wrap others enter or leave with a history), recompute (nodes recorded now are to be
     computed again by the backward: meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from
     PyTorch's), unknown_shapes (results of unknown shape are recorded as long as nothing reads it), changes (arguments
-    that the last call wrote to). Options: data_shapes, data_numbers (sizes that depend on data), changes_level.
+    that the last call wrote to; wrote: others did). Options: data_shapes, data_numbers (sizes of data), changes_level.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Recorder:
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
         self.freed = self.wrapped = self.recompute = self.retains = False
-        self.drew = False  # whether the present call has drawn random numbers
+        self.drew = self.drawn = self.wrote = False  # drew: the present call has drawn random numbers; drawn: others
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False
@@ -280,7 +280,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._depth += 1
-        self.here, self.changes = self.location(), 0
+        self.here, self.wrote, self.changes = self.location(), self.wrote or self.changes > 0, 0
         self._grad_mode = torch.is_grad_enabled()
         if self._grad_mode:
             self.lines.note(self.here)
@@ -299,7 +299,7 @@ class Recorder:
         self.op_count += 1
         # A torch-level node stands before what its shape computation adds, and holds the arguments as they are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
-        self.drew = False
+        self.drawn, self.drew = self.drawn or self.drew, False
         watched = out_tensors.watch(self.graph, fn, kwargs) if self.level == "aten" and "out" in kwargs else None
         try:
             if self._depth or self.symbolic:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from fusewright import _native
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.sources import Source
 
@@ -159,7 +160,10 @@ def contents(container: object) -> tuple[object, ...]:
 def changed(shadow: Shadow) -> bool:
     """Whether a shadow's content is no longer what was loaded (by identity, so that an equal but new element
     counts)."""
-    now = contents(shadow.value)
+    value, real = shadow.value, shadow.real
+    if isinstance(value, set) and isinstance(real, set) and _native.set_layout(value) != _native.set_layout(real):
+        return True  # perhaps the same elements, among which the next one finds another place
+    now = contents(value)
     return len(now) != len(shadow.items) or any(a is not b for a, b in zip(now, shadow.items, strict=False))
 
 

@@ -247,6 +247,10 @@ def _build_iterator(code: Code, value: Any) -> str:
     if maker is not iter:  # which asks a list for each element when that is wanted
         for argument in args:
             _must_be_unchanged(code, argument)
+    elif state and type(state[0]) is int:  # more than what it goes over has before the effects are replayed
+        for shadow in code.world.effects.shadows:
+            if shadow.value is args[0] and state[0] > len(shadow.items):
+                raise GraphBreak("cannot-rebuild", "an iterator over what the call has changed")
     arguments = ", ".join(code.expression(argument) for argument in args)
     maker = own_maker(maker, args)
     if maker is reversed and isinstance(classes.lookup(type(args[0]), "__len__"), types.FunctionType):

@@ -379,7 +379,7 @@ def pairs_of(tracer: Tracer, obj: Any) -> Any:
     except UserException as signal:
         if not isinstance(signal.exception, AttributeError):
             raise
-        return [tuple(drain(world, pair)) if type(pair) not in (tuple, list) else pair for pair in drain(world, obj)]
+        return [pair if type(pair) in PLAIN else tuple(drain(world, pair)) for pair in drain(world, obj)]
     return [(key, world.getitem(obj, key)) for key in drain(world, tracer.call(keys))]
 
 
@@ -525,8 +525,12 @@ CLASS_METHODS: dict[tuple[type, str], Row] = {
 
 
 def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    (held,) = args
+    if type(held) in (list, tuple) and all(type(one) in PLAIN for one in held):
+        return native(itertools.chain.from_iterable, held)
     world = tracer.world
-    return itertools.chain(*(native_iterable(world, one) for one in drain(world, args[0])))
+    each = world.iterate(held)  # which gives one when the one before has ended
+    return native(itertools.chain.from_iterable, (native_iterable(world, one) for one in one_by_one(world, each)))
 
 
 ROWS: list[tuple[Any, Row]] = [

@@ -16,12 +16,14 @@ import torch
 
 from fusewright import _native
 from fusewright.base.records import dataclass, replace
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
 from fusewright.capture.border.effects import Effects, stamp
 from fusewright.capture.border.native import is_library, native, unwatched
+from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.symbolic import concrete, concrete_inside, is_concrete
 from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import FunctionSource
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -31,8 +33,8 @@ Kwargs = dict[str, Any]
 
 
 def call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A functools.lru_cache function of constants and objects: asked itself, and asked again by a guard, since its
-    cache may be cleared.
+    """A functools.lru_cache function of constants and objects: what its cache holds, which a guard looks up again (the
+    cache may be cleared). Where the cache lacks them, the body is interpreted.
 
     A library's is asked of constants alone, and its answer kept: by contract it is the same at every call. Otherwise
     its body is interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so
@@ -51,17 +53,10 @@ def call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     asked = is_concrete(values) and all(
         fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)
     )
+    if asked and not library:
+        return _of_constants(tracer, fn, args, kwargs)
     if asked:
-        # Its body may read what is not written yet.
-        if not library and (world.written_dicts() or stamp(world.effects) != stamp(Effects())):
-            raise GraphBreak("cached-function", f"{_name(fn)} after stores that it may read")
-        for value in values:
-            world.guard_identity(value)
-        with torch.utils._python_dispatch._disable_current_modes():
-            value = unwatched(fn, *args, **kwargs)
-        if not library:
-            world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
-        return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
+        return _asked(tracer, fn, args, kwargs)
     if not library:
         return _of_tensors(tracer, fn, args, kwargs)
     before = len(world.effects.calls)
@@ -70,6 +65,99 @@ def call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         del world.effects.calls[before:]
         world.effects.defer(fn, args, kwargs)
     return result
+
+
+def _asked(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What the function itself says now."""
+    world = tracer.world
+    for value in (*args, *kwargs.values()):
+        world.guard_identity(value)
+    with torch.utils._python_dispatch._disable_current_modes():
+        value = unwatched(fn, *args, **kwargs)
+    return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
+
+
+def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Of constants and of objects from outside, for a function of the program's."""
+    world, values = tracer.world, (*args, *kwargs.values())
+    hashed = any(isinstance(classes.lookup(type(value), "__hash__"), types.FunctionType) for value in values)
+    if hashed or type(fn) is not functools._lru_cache_wrapper:
+        return _called(tracer, fn, args, kwargs)
+    for value in values:
+        world.guard_identity(value)
+    keys, key, most = _keys(fn), _key(fn, args, kwargs), fn.cache_parameters()["maxsize"]
+    table = world.cached.setdefault(id(fn), {})
+    if key in table:
+        result = table[key]
+    elif key in keys:
+        if table and most is not None and len(keys) + len(table) > most:
+            raise GraphBreak("cached-function", f"{_name(fn)}, whose cache may drop an entry before it is asked for")
+        result = _known(tracer, fn, key, len(table))
+        if most is None:
+            return result
+    elif not tracer.assumptions.caches:
+        return _called(tracer, fn, args, kwargs)
+    else:
+        before, calls = stamp(world.effects)[:3], len(world.effects.calls)
+        result = _computed(tracer, fn, args, kwargs)
+        if result is None and not world.written_dicts() and stamp(world.effects)[:3] == before:
+            if len(world.effects.calls) > calls:  # output, which comes if the function itself says so
+                del world.effects.calls[calls:]
+                world.effects.defer(fn, args, kwargs)
+                return None
+        if most != 0 and _nothing_changed(tracer):  # so it makes no difference when the body runs
+            _asked(tracer, fn, args, kwargs)
+            result = _known(tracer, fn, key, 0)
+            if most is None:
+                return result
+        elif most != 0:
+            world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, MISSING))
+            table[key] = result
+        if most and len(table) > most:
+            raise GraphBreak("cached-function", f"{_name(fn)}, whose cache is too small for what one call keeps in it")
+    world.effects.defer(remember, (fn, args, kwargs, result), {})  # (a cache knows who was asked for last)
+    return result
+
+
+def _known(tracer: Tracer, fn: Any, key: Any, room: int) -> Any:
+    """What the cache holds for a key, which is guarded, with room for so many others."""
+    world, keys = tracer.world, _keys(fn)
+    value = held = keys[key]
+    if fn.cache_parameters()["maxsize"] is not None:  # the dict holds links of a list
+        each = iter(gc.get_referents(fn)[1 : 1 + 3 * len(keys)])  # key, result and class of each link
+        value = {one: result for one, result, _ in zip(each, each, each)}[key]
+    world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, held, room))
+    return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
+
+
+def _called(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function whose body cannot be interpreted: it is called as the capture meets it."""
+    world = tracer.world
+    if not _nothing_changed(tracer):  # its body may read what is not written yet
+        raise GraphBreak("cached-function", f"{_name(fn)} after stores that it may read")
+    result = _asked(tracer, fn, args, kwargs)
+    asked = functools.partial(fn, **kwargs) if kwargs else fn
+    world.guard_answer(asked, args, world.real_of(result), identical=True)
+    return result
+
+
+def _nothing_changed(tracer: Tracer) -> bool:
+    """Whether the frame, with what it called, has written to nothing yet, and drawn nothing."""
+    world, recorder = tracer.world, tracer.recorder
+    if recorder.wrote or recorder.changes or recorder.drawn or recorder.drew or world.generators:
+        return False
+    return not world.written_dicts() and stamp(world.effects) == stamp(Effects())
+
+
+def _computed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What the body gives; the caller notes it for the cache."""
+    try:
+        return _body(tracer, fn, args, kwargs)
+    except UserException:
+        tracer.world.effects.defer(remember, (fn, args, kwargs, Refused), {})
+        raise
+    except (GraphBreak, SkipFrame):
+        raise Retry(caches=False) from None
 
 
 def _name(fn: Any) -> str:
@@ -138,6 +226,38 @@ def _keys(fn: Any) -> dict[Any, Any]:
     return next(one for one in gc.get_referents(fn) if type(one) is dict and one is not fn.__dict__)
 
 
+def _key(fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The key that the cache has for these arguments, as functools makes it."""
+    typed = fn.cache_parameters()["typed"]
+    if not typed and not kwargs and len(args) == 1 and type(args[0]) in (int, str):
+        return args[0]
+    key: tuple[Any, ...] = args
+    if kwargs:
+        mark = next(one for one in gc.get_referents(fn) if type(one) is object)
+        key += (mark, *(part for pair in kwargs.items() for part in pair))
+    return (*key, *map(type, (*args, *kwargs.values()))) if typed else key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """A CALL guard's callable: the cache has this very entry under the key (MISSING: none), and room for more."""
+
+    fn: Any
+    keys: dict[Any, Any]
+    key: Any
+    held: Any
+    room: int = 0
+
+    def __call__(self, subject: object) -> bool:
+        if self.keys.get(self.key, MISSING) is not self.held:
+            return False
+        most = self.fn.cache_parameters()["maxsize"] if self.room else None
+        return most is None or len(self.keys) + self.room <= most
+
+    def __repr__(self) -> str:
+        return f"the cache of {self.fn.__qualname__} {'lacks' if self.held is MISSING else 'holds'} {self.key!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Lacks:
     """A CALL guard's callable: no key of the cache has this tensor in it."""
@@ -182,15 +302,25 @@ def _same(key: Args, other: Args) -> bool:
     )
 
 
+class Refused(Exception):
+    """In the place of a result: the body has raised."""
+
+
 def remember(fn: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
     """Calls the cached function; where it does not know the arguments, its body's result is the one given."""
     body = fn.__wrapped__
 
     def answer(function: Any, values: Args) -> Any:
-        return (result,) if function is body else (function(*values),)  # a `__hash__` or an `__eq__`
+        if function is not body:
+            return (function(*values),)  # a `__hash__` or an `__eq__`
+        if result is Refused:
+            raise Refused
+        return (result,)
 
     before = _native.set_interceptor(answer)
     try:
         _native.call_watched(fn, *args, **kwargs)
+    except Refused:
+        return
     finally:
         _native.set_interceptor(before)

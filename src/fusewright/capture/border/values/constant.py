@@ -102,6 +102,8 @@ def load_equals(world: World, real: object, source: Source) -> object:
 def load_is(world: World, real: object, source: Source) -> object:
     """None, booleans, dtypes, enumeration members and other objects known by identity."""
     world.guard("IS", source, real)
+    if isinstance(real, enum.Enum):  # whose class may be assigned to
+        world.guard("TYPE", source, type(real))
     return real
 
 

@@ -123,8 +123,14 @@ def list_extend(frame: Frame, depth: int) -> None:
 def set_update(frame: Frame, depth: int) -> None:
     iterable = frame.stack.pop()
     target = frame.stack[-depth]
+    if type(iterable) in _HASHED:  # CPython copies tables, which gives another order than element by element
+        frame.tracer.call(set.update, (target, iterable))
+        return
     for value in elements(frame, iterable):
         add_to_set(frame, target, value)
+
+
+_HASHED = frozenset({set, frozenset, dict})
 
 
 @opcode("LIST_TO_TUPLE")
