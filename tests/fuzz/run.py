@@ -215,9 +215,13 @@ class Worker:
             first = self.stretch(first, until) + 1
 
     def eager_runs(self, seed: int) -> bool:
-        """Whether the program does not end the process without a compiler (a division that overflows does)."""
+        """Whether the program ends without a compiler, and does not end the process (a division that overflows
+        does)."""
         command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--eager", "--seed", str(seed)]
-        return subprocess.run(command, capture_output=True).returncode == 0
+        try:
+            return subprocess.run(command, capture_output=True, timeout=SLOWEST).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
 
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
@@ -247,8 +251,9 @@ class Worker:
                 if time.monotonic() > until:
                     process.kill()
                     return self.seeds.stop
-                self.say("hang", seed, GENERATORS[self.generator](seed))
                 process.kill()
+                if self.eager_runs(seed):
+                    self.say("hang", seed, GENERATORS[self.generator](seed))
                 return seed
             if line is None:
                 process.wait()
