@@ -67,6 +67,19 @@ def test_pointwise_and_reductions() -> None:
     )
 
 
+def test_draws_and_windows_that_do_not_fit() -> None:
+    """What is compared between versions holds random writes; a size that turns out 0 divides others."""
+    options = {"dynamic": True, "options": {"fallback_random": True}}
+    assert stream(lambda x: nn.functional.dropout(x) * 0, [(torch.randn(16, 1).permute(1, 0),)], **options)[0] <= 2
+    events: list[Event] = []
+    unfold = fusewright.compile(lambda x, y: nn.functional.unfold(x.atan2(y), 2), dynamic=True)
+    with STREAM.listening(events.append):
+        for shapes, error in ((((5, 4), (5, 4)), IndexError), (((1, 3), (2, 1, 1)), RuntimeError)):
+            with pytest.raises(error):
+                unfold(*map(torch.randn, shapes))
+    assert not any(isinstance(event, InternalError) for event in events)
+
+
 def test_attention() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     inputs = [(torch.randn(b, t, 16),) for b, t in ((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (2, 9))]

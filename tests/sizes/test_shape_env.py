@@ -28,6 +28,14 @@ def test_equality_replaces_the_symbol() -> None:
     assert not env.guard(Relation("==", s, 9)) and len(env.guards) == 2
 
 
+def test_what_divides_by_a_size_that_turns_out_0_says_nothing_more() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 0, None), env.create("s1", 7, None)
+    env._different |= {t % s - 1, t // s, t - 3}
+    assert env.specialise(s) == 0
+    assert env.known(Relation("==", t, 3)) is False and env.known(Relation("==", t, 4)) is None
+
+
 def test_inequality_is_learnt() -> None:
     env = ShapeEnv()
     s, t = env.create("s0", 8, None), env.create("s1", 7, None)

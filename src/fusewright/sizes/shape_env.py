@@ -488,13 +488,18 @@ class ShapeEnv:
         # such fact may fix another symbol, and so rewrite the others.
         while (zero := next((zero for zero in self._zero if unknown in free_symbols(zero)), None)) is not None:
             del self._zero[zero]
-            rewritten = substitute(zero, {unknown: value})
-            if isinstance(rewritten, Expr):
+            if isinstance(rewritten := _with(zero, unknown, value), Expr):
                 self._learn_equality(rewritten)
-        rewritten_too = (
-            substitute(other, {unknown: value}) for other in self._different if unknown in free_symbols(other)
-        )
+        rewritten_too = (_with(other, unknown, value) for other in self._different if unknown in free_symbols(other))
         self._different |= {other for other in rewritten_too if isinstance(other, Expr)}
+
+
+def _with(fact: Dim, unknown: Symbol, value: Dim) -> Dim | None:
+    """What was learnt, said of the value; None where it divides by a size that is 0, and so says nothing."""
+    try:
+        return substitute(fact, {unknown: value})
+    except ZeroDivisionError:
+        return None
 
 
 def examples_of(env: ShapeEnv | None) -> Mapping[Expr, int]:
