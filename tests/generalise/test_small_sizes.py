@@ -80,6 +80,21 @@ def test_draws_and_windows_that_do_not_fit() -> None:
     assert not any(isinstance(event, InternalError) for event in events)
 
 
+def test_a_default_device_is_none_of_the_compilers() -> None:
+    """What passes compute with numbers, they compute on the CPU."""
+    events: list[Event] = []
+    x = torch.randn(3, 8, 5)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        scale = torch.full((), 1.1, dtype=torch.float32, device="cpu") * 3
+        return nn.functional.interpolate(x, 13, mode="linear") * scale + torch.full((5, 1), 2.0, device="cpu")[0]
+
+    with STREAM.listening(events.append), torch.device("meta"):
+        result = fusewright.compile(program)(x)
+    torch.testing.assert_close(result, program(x))
+    assert not any(isinstance(event, InternalError) for event in events)
+
+
 def test_attention() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     inputs = [(torch.randn(b, t, 16),) for b, t in ((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (2, 9))]

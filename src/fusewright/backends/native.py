@@ -31,6 +31,11 @@ from fusewright.runtime.parameters import with_prepacking
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a
     joint graph."""
+    with torch._C.DisableTorchFunction():  # the program's modes (a default device) are none of the compiler's
+        return _compile(to_compile)
+
+
+def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
     if to_compile.settings["triton.cudagraphs"]:
         _say_if_useless(to_compile)
     if to_compile.settings["bucket"]:

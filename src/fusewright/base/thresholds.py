@@ -23,6 +23,11 @@ LEAST_TUNED_WORK = 1 << 20
 """Decides: which products are autotuned. Multiplications of a product that is worth measuring. Machine: not recorded;
 since 2026-11-21."""
 
+SKINNY = 64
+"""Decides: which products on a GPU are compiled for memory rather than for arithmetic, and may run as one kernel though
+their columns differ. Rows up to which weights take longer to read than to multiply. Machine: not recorded; since
+2026-11-22."""
+
 LEAST_TUNED_BYTES = 1 << 22
 """Decides: which kernels' block sizes are autotuned. Memory that a kernel must touch for its block sizes to be worth
 measuring. Machine: not recorded; since 2026-11-21."""

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fusewright.base.records import dataclass, replace
-from fusewright.base.thresholds import LEAST_TUNED_BYTES, LEAST_TUNED_WORK
+from fusewright.base.thresholds import LEAST_TUNED_BYTES, LEAST_TUNED_WORK, SKINNY
 from fusewright.codegen.analysis import analyse
 from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.signature import signature
 from fusewright.codegen.triton.gemm import takes_copies
-from fusewright.codegen.triton.gemm_tiles import SKINNY, Computing, ProductShape, ProductTile, product_tiles
+from fusewright.codegen.triton.gemm_tiles import Computing, ProductShape, ProductTile, product_tiles
 from fusewright.codegen.triton.module import DEPENDENT_ARCH
 from fusewright.codegen.triton.tiles import Tile, choose, neighbours, power_of_two
 from fusewright.loops.ir import Buffer

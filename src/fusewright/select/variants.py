@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 
 from fusewright.base.records import dataclass, replace
-from fusewright.codegen.triton.gemm_tiles import SKINNY
+from fusewright.base.thresholds import SKINNY
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, Expression, Load, Store
 from fusewright.schedule.build import sizes_used

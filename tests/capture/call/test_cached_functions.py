@@ -31,6 +31,24 @@ def step5():
     return program(made((2,), f32, 1), 4), figures()
 """
 PROGRAMS = {
+    "gives a dict": """
+@functools.lru_cache
+def kept(p):
+    LOG.append(p)
+    return {p: 1}
+def program(a, b=2):
+    found = kept(b)
+    fusewright.graph_break()
+    return a + 1, found, kept(b) is found
+""",
+    "gives an object, by name": """
+@functools.lru_cache
+def kept(p, q=1):
+    return object() if q == 2 else {1: p}
+def program(a, b=2):
+    found = kept(b, q=1)
+    return a + 1, found, kept(b, q=1) is found, type(kept(b, q=2))
+""",
     "pops from a dict": """
 @functools.lru_cache
 def kept(p):

@@ -100,6 +100,14 @@ def codes_of(plan: Plan, tile: ProductTile) -> dict[str, DeviceKernel]:
     return generate(list(plan.kernels.values()), plan.buffers, Processor(), tiles)
 
 
+def test_many_programs_do_not_start_before_others_have_ended() -> None:
+    """Each would have to ask for that."""
+    for rows, waits in ((64, True), (65536, False)):
+        plan = schedule(lowered(lambda x: x * 2, [torch.empty(rows, 512)]), product_programs.GPU)
+        (code,) = generate(list(plan.kernels.values()), plan.buffers, Processor(90, 132)).values()
+        assert code.waits == waits == ("lib.wait()" in code.text)
+
+
 LINEAR = """
     %x: bfloat16[16, 2048]@cuda = input
     %w: bfloat16[512, 2048]@cuda = input

@@ -222,8 +222,8 @@ def _held_before(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _keys(fn: Any) -> dict[Any, Any]:
-    """The cache itself: the dict, other than its attributes, that such a function holds."""
-    return next(one for one in gc.get_referents(fn) if type(one) is dict and one is not fn.__dict__)
+    """The cache itself: the last dict that such a function holds beside its attributes. (Before it come results.)"""
+    return next(one for one in reversed(gc.get_referents(fn)) if type(one) is dict and one is not fn.__dict__)
 
 
 def _key(fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -233,7 +233,7 @@ def _key(fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return args[0]
     key: tuple[Any, ...] = args
     if kwargs:
-        mark = next(one for one in gc.get_referents(fn) if type(one) is object)
+        mark = next(one for one in reversed(gc.get_referents(fn)) if type(one) is object)
         key += (mark, *(part for pair in kwargs.items() for part in pair))
     return (*key, *map(type, (*args, *kwargs.values()))) if typed else key
 

@@ -31,7 +31,6 @@ from fusewright.capture.call import (
     transforms as call_transforms,
     triton_kernels,
 )
-from fusewright.graph.nodes import leaves
 from fusewright.operators import decompositions
 from fusewright.record.torch_level import checking
 
@@ -536,7 +535,9 @@ def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _einsum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """In which order more than two operands are contracted, and so how the result is laid out, is a setting that
     PyTorch's own Python reads."""
-    if sum(isinstance(value, torch.Tensor) for value in leaves(args)) > 2:
+    operands = args[1] if len(args) == 2 and type(args[1]) in (list, tuple) else args
+    is_listed = len(args) == 2 and operands is args and not isinstance(args[1], torch.Tensor)  # in an object of its own
+    if is_listed or sum(isinstance(value, torch.Tensor) for value in operands) > 2:
         for name in ("enabled", "strategy"):
             found = native(getattr, torch.backends.opt_einsum, name)
             tracer.world.guard_answer(getattr, (torch.backends.opt_einsum, name), found)

@@ -15,10 +15,11 @@ import itertools
 import torch
 
 from fusewright.base.records import dataclass, replace
+from fusewright.base.thresholds import SKINNY
 from fusewright.codegen.analysis import Shape, StageView
 from fusewright.codegen.device_kernel import Unsupported
 from fusewright.codegen.triton import indices
-from fusewright.codegen.triton.gemm_tiles import SKINNY, ProductTile
+from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.kernel import Emitter, KernelText
 from fusewright.codegen.triton.operations import HALVES, Style, language_type
 from fusewright.codegen.triton.values import Value

@@ -10,12 +10,11 @@ from __future__ import annotations
 import torch
 
 from fusewright.base.records import dataclass
+from fusewright.base.thresholds import SKINNY
 from fusewright.codegen.device_kernel import Processor
 
 MOST_SHARED = 220 * 1024
 """Bytes of shared memory for operands in flight: a Hopper multiprocessor has 227 KiB for a program."""
-SKINNY = 64
-"""Rows up to which a product waits for memory rather than for arithmetic."""
 LEAST_COLUMNS = 16
 """Of a program's block."""
 MOST_SLICES = 16

@@ -69,14 +69,15 @@ def functionalise(graph: torch.fx.Graph, context: PassContext | None = None) -> 
     """See the head of this file. Raises CannotFunctionalise for a mutation that has no pure equivalent.
 
     It is all or nothing, so it counts no rewrites."""
-    return _copied_graph(graph) if _is_functional(graph) else _Functionaliser(graph).run()
+    known = any(node.target is written for node in graph.nodes) or _is_functional(graph)
+    return _copied_graph(graph) if known else _Functionaliser(graph).run()
 
 
 def _is_functional(graph: torch.fx.Graph) -> bool:
     """Whether nothing is written to and every view is an ordinary one: each node then stands for itself."""
     for node in graph.nodes:
-        if node.op != "call_function" or node.target in (operator.getitem, written) or node.meta.get("writes_private"):
-            continue  # (what writes to copies of its own was made functional before)
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
         if not isinstance(node.target, OpOverload) or "lazy_view" in node.meta or not _is_plain(node.target):
             return False
     return True
