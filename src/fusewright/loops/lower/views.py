@@ -299,7 +299,9 @@ def as_strided(
     """Addresses the storage below `self`: so `self` must be a window with the layout that its type tells of."""
     low = call.lowering
     ref = window(self)
-    if ref is None or not _laid_out_as_typed(self, ref):  # a copy that was to be none: now it is one
+    begins = None if ref is None else ref.offset + low.program.buffers[ref.buffer].offset
+    elsewhere = storage_offset is not None and begins is not None and known_eq(begins, self.type.offset) is False
+    if ref is None or elsewhere or not _laid_out_as_typed(self, ref):  # a copy that was to be none: now it is one
         low.realize(self)
         ref = window(self)
     if ref is None or not _laid_out_as_typed(self, ref):

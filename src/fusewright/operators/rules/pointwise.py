@@ -129,7 +129,9 @@ def _relu(self: TensorType) -> object:
 
 
 def _hardtanh(self: TensorType, min_val: object = -1, max_val: object = 1) -> object:
-    return replace(self, stride=preserved_strides(self)) if self.dtype.is_floating_point else NotImplemented
+    if not self.dtype.is_floating_point:
+        return NotImplemented
+    return replace(fresh(self.shape, self), stride=preserved_strides(self))
 
 
 def _addcmul(self: TensorType, tensor1: TensorType, tensor2: TensorType, *, value: object = 1) -> object:

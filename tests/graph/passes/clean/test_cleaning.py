@@ -101,6 +101,31 @@ def test_pieces_of_no_elements_are_left_out() -> None:
     assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
 
 
+PARTS_OF_MEMORY = {
+    "hardtanh": F.hardtanh, "relu6": F.relu6, "elu": F.elu, "clamp": lambda t: t.clamp(-1, 1), "times 1": lambda t: t * 1,
+    "minus 0": lambda t: t - 0, "clone": torch.clone, "flip": lambda t: t.flip(0), "nan_to_num": torch.nan_to_num,
+    "threshold": lambda t: F.threshold(t, 0.5, 0.0), "pow": lambda t: t**2, "logit": lambda t: t.logit(0.1),
+    "where": lambda t: torch.where(t > 0, t, 0.0), "dropout": lambda t: F.dropout(t, 0.0), "to": lambda t: t.to(t.dtype, copy=True),
+    "cat": lambda t: torch.cat([t, t[:0]]), "pad": lambda t: F.pad(t, (0, 0)), "contiguous": lambda t: t.contiguous() + 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("name", PARTS_OF_MEMORY)
+def test_places_in_memory_are_counted_from_where_the_result_begins(name: str, backend: str) -> None:
+    """`fill_diagonal_` and `as_strided` say where they write, counted from the beginning of the memory: what stands for a
+    result must begin where it did."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, z = PARTS_OF_MEMORY[name](x[1:]), PARTS_OF_MEMORY[name](x[2:])
+        y.fill_diagonal_(0.25)
+        return y, z.as_strided((3,), (6,)) * 2, z.view(-1).as_strided((2,), (3,), 1) + 1
+
+    x = torch.arange(40.0).view(8, 5) / 8 - 2
+    for mine, theirs in zip(fusewright.compile(program, backend=backend)(x), program(x.clone()), strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
 def test_promotion_is_no_no_op() -> None:
     graph = check(lambda c, x: [c(torch.neg, (c(torch.mul, (x, 1.0)),))], torch.arange(3))
     assert operators(graph) == ["mul.Tensor", "neg.default"]

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.context import PassContext
+from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType, same_strides
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ def canonicalise(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
         build.location = node.meta.get("location", ())
         with graph.inserting_before(node):
             found = rule(build, node)
-        if found is None:
+        if found is None or (_offset(found) != _offset(node) and _counts_from_storage(node)):
             continue
         # A returned tensor is an object of its own: never the input itself, never the same object twice.
         own_object = node not in returned or (found.op == "call_function" and found not in returned)
@@ -56,6 +57,25 @@ def canonicalise(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
         if node in returned:
             returned.add(found)
     return graph
+
+
+def _offset(node: torch.fx.Node) -> object:
+    type_ = _type(node)
+    return None if type_ is None else type_.offset
+
+
+def _counts_from_storage(node: torch.fx.Node) -> bool:
+    """Whether a reader says where in the memory it reads, counted from its beginning and not from the tensor's: what
+    stands in the tensor's place must begin where it does."""
+    for user in node.users:
+        if isinstance(user.target, OpOverload) and node in user.args[:1]:
+            named = user.target.overloadpacket in _STRIDED
+            if named or (facts(user.target).is_view and _counts_from_storage(user)):
+                return True
+    return False
+
+
+_STRIDED = frozenset({aten.as_strided, aten.as_strided_, aten.as_strided_scatter, aten.as_strided_copy})
 
 
 def _type(node: object) -> TensorType | None:
