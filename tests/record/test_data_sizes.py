@@ -102,6 +102,24 @@ def test_without_the_option_it_is_a_clean_break(name: str) -> None:
         assert count(events, Broken, Skipped)
 
 
+@pytest.mark.parametrize("speculate", [True, False])
+def test_each_call_gives_a_tensor_of_its_own(speculate: bool) -> None:
+    """The size is known from the first one, but what is written to that is not seen in the second."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = x.nonzero()
+        second, mask = x.argwhere(), x > 0
+        first.add_(1)
+        return first, second, x.nonzero(), x[x != 0], mask.nonzero(), mask.nonzero()
+
+    options = {"speculate": True} if speculate else OPTIONS
+    found = fusewright.compile(program, options=options)(torch.tensor([[1.0, 0.0, 2.0], [0.0, -1.0, 0.0]]))
+    expected = program(torch.tensor([[1.0, 0.0, 2.0], [0.0, -1.0, 0.0]]))
+    assert all(map(torch.equal, found, expected))
+    assert [a.stride() for a in found] == [a.stride() for a in expected]
+    assert len({a.untyped_storage().data_ptr() for a in found}) == len(found)
+
+
 def test_a_linear_layer_on_selected_rows() -> None:
     layer = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 5))
     events = run(lambda x, m: layer(x[m]).log_softmax(-1), rows(50, 50, 51))

@@ -51,6 +51,24 @@ def test_the_state_after_an_error_is_eagers(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("detached", [lambda x: x.detach(), lambda x: x[:2].detach(), lambda x: (x * 2).detach()])
+def test_a_write_gives_a_gradient_to_what_was_detached(
+    detached: Callable[[torch.Tensor], torch.Tensor], backend: str
+) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = detached(x)
+        return y.add_(x[: len(y)])
+
+    results = []
+    for function in (program, fusewright.compile(program, backend=backend)):
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        result = function(x)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        results.append((result.tolist(), gradient.tolist(), x.tolist()))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
 def test_products_of_other_numbers_are_captured(backend: str) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.autocast("cpu"):

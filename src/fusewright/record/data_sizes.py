@@ -132,8 +132,8 @@ def _give(
 def _nonzero(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     source = args[0]
     known = _known(recorder, source)
-    if isinstance(known, torch.Tensor):
-        return known
+    if isinstance(known, torch.Tensor) and not _version(known):  # type: ignore[arg-type]
+        return recorder.dispatch(aten.clone.default, (known,), {})  # each call gives a tensor of its own
     type_ = source.tensor_type
     symbol = recorder.env.create_unbacked(0, _most(type_.shape))  # type: ignore[union-attr]
     result = TensorType((symbol, type_.ndim), (1, symbol), torch.int64, type_.device)
@@ -231,8 +231,8 @@ def _nonzero_for_call(
     if not isinstance(source, TracedTensor) or recorder.speculation is None or not source.ndim:
         return NotImplemented
     known = _known(recorder, source)
-    if isinstance(known, torch.Tensor):
-        return known
+    if isinstance(known, torch.Tensor) and not _version(known):  # type: ignore[arg-type]
+        return recorder.dispatch(aten.clone.default, (known,), {})  # each call gives a tensor of its own
     count = recorder.speculation.count_of(source)
     if count is None:
         return NotImplemented

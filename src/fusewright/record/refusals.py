@@ -115,6 +115,9 @@ def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...],
             read = [value.node for value in operands if value is not target]
             if read and shares_in_part(target.node, read):
                 raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
+            cut_off = any(node.target is aten.detach.default for node in view_chain(target.node))
+            if cut_off and target.input_storage and any(one.requires_grad for one in operands):
+                raise GraphBreak("operator-failed", f"{func} gives a gradient to a tensor with an input's memory")
             if _shares_nothing(func) and (len(read) < len(operands) - 1 or shares_memory(target.node, read)):
                 raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares")
     if func is aten.as_strided.default:
