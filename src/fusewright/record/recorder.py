@@ -28,8 +28,7 @@ from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
 from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
-from fusewright.operators import eager_dtypes, shape_rules, size_checks
-from fusewright.operators.derive import refined
+from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
 from fusewright.operators.schema import OperatorFacts, argument, facts
 from fusewright.record import data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
@@ -537,10 +536,9 @@ class Recorder:
             size_checks.check(self.env, func, args, kwargs)
             found = shape_rules.by_rule(func, args, kwargs, self.env)
             if found is NotImplemented:
-                found = infer_once(
-                    self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env
-                )
-                found = refined(func, args, kwargs, self.env, found)
+                device = shape_rules.result_device(args, kwargs)
+                found = infer_once(self._inferred, func, args, kwargs, device, self.env)
+                found = derive.refined(func, args, kwargs, self.env, found)
         except (Signal, MetadataChanged):
             raise
         except Exception as error:

@@ -374,7 +374,7 @@ def _reading_parts(site: Site, kernel: Kernel, total: Callable[[Dim], Expression
 
 def groups(plan: Plan, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
     """Products of one left operand by matrices of equal layout, which nothing in the plan writes: they can run as one
-    kernel in the place of the first. Those of few rows wait for memory alone, so theirs may differ in columns."""
+    kernel in the place of the first. Skinny ones wait for memory alone, so these may differ in columns."""
     changed = {name for number in range(len(plan.steps)) for name in touched(plan, number)[1]}
     equal: dict[tuple[int, object], list[Site]] = {}
     for site in sites:

@@ -70,7 +70,7 @@ UNEQUAL = {
 
 @pytest.mark.parametrize("name", UNEQUAL)
 @pytest.mark.parametrize("columns", [(48, 24, 24), (24, 24, 48), (24, 72, 48), (24, 24, 24)])
-def test_products_of_few_rows_with_different_columns_are_one_kernel(name: str, columns: tuple[int, int, int]) -> None:
+def test_skinny_products_with_different_columns_are_one_kernel(name: str, columns: tuple[int, int, int]) -> None:
     inputs = [torch.randn(*shape) for shape in ((5, 36), *((n, 36) for n in columns), *((n,) for n in columns))]
     plan = schedule(lowered(UNEQUAL[name], inputs), product_programs.GPU)
     (group,) = variants.groups(plan, sites.find(plan))
