@@ -385,15 +385,17 @@ class Fuser:
     def _cuts_runs(self, group: Group, recipe: Recipe) -> bool:
         """Whether a row of the group would be many short pieces of memory, between them those of other rows (a group of
         channels, in channels-last images)."""
-        nest = group.nests[-1]
-        main = main_access(nest)
-        if main is None:
-            return False
-        extents = recipe.extents(nest.extents)[len(recipe.outer) :]
-        steps = recipe.vector(nest.table[main.index][1])[len(recipe.outer) :]
-        runs = [estimate(extent) for extent, step in zip(extents, steps) if type(step) is int and step == 1]
-        width = self.buffers[main.buffer].element.itemsize
-        return bool(runs) and runs[-1] * width < SHORT_RUN and estimate(product(extents)) >= SHORT_RUN_ROWS * runs[-1]
+        nest, outer = group.nests[-1], len(recipe.outer)
+        extents = recipe.extents(nest.extents)[outer:]
+        for access in nest.accesses:
+            if access.affine:
+                steps = recipe.vector(nest.table[access.index][1])[outer:]
+                runs = [estimate(extent) for extent, step in zip(extents, steps) if type(step) is int and step == 1]
+                walked = estimate(product(extent for extent, step in zip(extents, steps) if step != 0))
+                width = self.buffers[access.buffer].element.itemsize
+                if runs and runs[-1] * width < SHORT_RUN and walked >= SHORT_RUN_ROWS * runs[-1]:
+                    return True
+        return False
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:
         return [recipe.parts[axis][part] for axis, part in recipe.inner]

@@ -72,16 +72,16 @@ class NeedsMemory(Exception):
 
 
 def emit_kernel(
-    kernel: Kernel, processor: Processor, scalars: frozenset[str], wide: bool, tile: Tile | None = None
+    kernel: Kernel, processor: Processor, scalars: frozenset[str], wide: bool, tile: Tile | None, again: frozenset[str]
 ) -> KernelText:
-    """`scalars`: buffers that are passed by value (scalars in CPU memory); `wide`: 64-bit indices. Raises
-    Unsupported."""
+    """scalars: buffers that are passed by value (scalars in CPU memory); wide: 64-bit indices; again: buffers that
+    other kernels read too. Raises Unsupported."""
     shape = analyse(kernel)
     tile = choose(shape, processor) if tile is None else tile
     spilled: list[str] = []
     while True:
         try:
-            return Emitter(kernel, shape, tile, scalars, wide, tuple(spilled)).run()
+            return Emitter(kernel, shape, tile, scalars, wide, tuple(spilled), again).run()
         except NeedsMemory as need:
             spilled.append(need.scratch)
 
@@ -94,6 +94,7 @@ class Emitter:
     scalars: frozenset[str]
     wide: bool
     spilled: tuple[str, ...]
+    again: frozenset[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)  # parameter of each buffer
     lines: list[list[str]] = field(default_factory=lambda: [[], []])  # by level
     known: list[dict[str, Value]] = field(default_factory=lambda: [{}, {}])  # text -> value, by level
@@ -120,6 +121,7 @@ class Emitter:
     rows_made: dict[Dim, tuple[Expr, Value, Value | None]] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     early: int = 0  # the first lines that touch no memory
+    streamed: frozenset[str] = frozenset()
 
     @property
     def index_type(self) -> str:
@@ -146,6 +148,8 @@ class Emitter:
         loops = self.tile.kind == "rows" and not self.tile.persistent
         pairs = {pair.first: pair for pair in online.pairs_of(self.shape)} if loops else {}
         done = {pair.second for pair in pairs.values()}
+        if loops:
+            self.streamed = reductions.streamed(self.shape, done) - self.again
         for place, view in enumerate(self.shape.views):
             if place not in done:
                 self._stage(view, pairs.get(place))
@@ -540,7 +544,8 @@ class Emitter:
         written = self.memory(buffer) in self.shape.aliases.values()
         level = max(index.level, mask_level, self.level if written else 0)
         other = "0.0" if expr.dtype in FLOAT8 else "0"  # Triton converts no integer to these
-        text = f"tl.load({self.pointer(buffer, index, dims)}{f', {mask}, other={other}' if mask else ''})"
+        hint = ', eviction_policy="evict_first"' if "r" in dims and self.memory(buffer) in self.streamed else ""
+        text = f"tl.load({self.pointer(buffer, index, dims)}{f', {mask}, other={other}' if mask else ''}{hint})"
         self.loads.setdefault(self.memory(buffer), []).append(text)
         return self.bind(text, dims, level)
 
