@@ -322,12 +322,11 @@ class Emitter:
         self.level = 1
         if pair is None:
             self._statements(view.stage.statements)
-            before.append(f"for base in range(0, {text}, R):")
         else:
             self._statements([one for one in view.stage.statements if not isinstance(one, Reduce)])
             online.begin(self, pair)
             online.body(self, pair)
-            before.append(f"for base in tl.range(0, {text}, R, num_stages={online.STAGES}):")
+        before.append(f"for base in range(0, {text}, R):")
         self.level = 0
         before.append(f"    r = base + tl.arange(0, R)[None, :]{'.to(tl.int64)' if self.wide else ''}")
         if not whole:

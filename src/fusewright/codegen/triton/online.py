@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from fusewright.codegen.triton.values import Emitter
 
 STEP = 4096
-"""Elements of the row in one step of the loop; with 32 of them a thread, and three steps of loads on their way, a row
-of 32,768 bfloat16 goes at 92% of a copy's speed (two loops: 75%)."""
-ELEMENTS_A_THREAD = 32
-STAGES = 3
+"""Elements of the row in one step of the loop, 16 of them a thread: 4096 rows of 32,000 bfloat16 in 0.106 ms on an
+H100, 0.113 with twice as many a thread and three steps of loads on their way; float32 in 0.189, 0.192."""
+ELEMENTS_A_THREAD = 16
 LOADED = 16
 """Bytes that a thread loads at once."""
 

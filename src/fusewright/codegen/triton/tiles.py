@@ -40,6 +40,9 @@ of windows of 3x3 in 0.042 ms instead of 0.069; reads at computed indices become
 FEW_COLUMNS = 512
 """Rows of columns that are so few that all their blocks run at once: then a step is as long as down LONG_COLUMNS (sums
 over batch, height and width of 32x256x56x56 halves on an H100: 0.038 ms instead of 0.050)."""
+RESIDENT_WARPS = 32
+"""Warps a multiprocessor below which blocks of columns have twice as many: too few loads are on their way (maxima of the
+columns of 16384x2048 bfloat16 on an H100: 33 us instead of 42)."""
 MOST_POINTS = 32 * 1024
 """Points of a block of up to eight warps that is worth a try."""
 
@@ -293,7 +296,10 @@ def _columns(shape: Shape, processor: Processor, outer: int, longest: int, stati
         x //= 2
     is_long = longest >= LONG_COLUMNS or (longest >= FEW_COLUMNS and outer // x < 2 * processor.units)
     step = _clamp(min(power_of_two(longest), COLUMN_STEP * (4 if is_long else 1) // x), 1, 128)
-    return Tile("rows", x, step, _clamp(x * step // 512, 1, 8), tuple(shape.outer))
+    warps = _clamp(x * step // 512, 1, 8)
+    if warps < 8 and x * step >= 512 * warps and outer // x * warps < RESIDENT_WARPS * processor.units:
+        warps *= 2
+    return Tile("rows", x, step, warps, tuple(shape.outer))
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------------
