@@ -41,8 +41,8 @@ FEW_COLUMNS = 512
 """Rows of columns that are so few that all their blocks run at once: then a step is as long as down LONG_COLUMNS (sums
 over batch, height and width of 32x256x56x56 halves on an H100: 0.038 ms instead of 0.050)."""
 RESIDENT_WARPS = 32
-"""Warps a multiprocessor below which blocks of columns have twice as many: too few loads are on their way (maxima of the
-columns of 16384x2048 bfloat16 on an H100: 33 us instead of 42)."""
+"""Warps a multiprocessor below which blocks of columns have twice as many: too few loads are on their way (maxima of
+the columns of 16384x2048 bfloat16 on an H100: 33 us instead of 42)."""
 MOST_POINTS = 32 * 1024
 """Points of a block of up to eight warps that is worth a try."""
 
