@@ -37,7 +37,7 @@ class Places(Protocol):
     def aliases(self, n: int) -> int: ...  # the first of n new consecutive slots
     def entry(self, dim: Dim) -> int: ...  # a value entry
     def run(self, dims: Sequence[Dim]) -> int: ...  # the first of consecutive value entries
-    def is_temporary(self, slot: int) -> bool: ...  # whether the slot's memory is reused after its last reader
+    def is_temporary(self, slot: int, buffer: str) -> bool: ...  # whether its memory is reused after its last reader
 
 
 class Inexpressible(Exception):
@@ -287,7 +287,7 @@ class _Postfix:
     def push(self, value: Any) -> None:
         if isinstance(value, BufferRef):
             slot = self.places.tensor(value)
-            private = self.private and value.buffer not in self.written and self.places.is_temporary(slot)
+            private = self.private and value.buffer not in self.written and self.places.is_temporary(slot, value.buffer)
             self.program.append(("private tensor" if private else "tensor", slot))
         elif isinstance(value, Expr):
             self.program.append(("value", self.places.entry(value)))
