@@ -103,6 +103,18 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]]
         lambda x, y: x.copy_((x @ y).relu()),
         lambda: (torch.randn(64, 64), torch.randn(64, 64)),
     ),
+    "beside a transposed tensor": (
+        lambda x, y, z: (x @ y).relu() + z.t(),
+        lambda: (torch.randn(70, 32), torch.randn(32, 90), torch.randn(90, 70)),
+    ),
+    "beside a column": (
+        lambda x, y, z: (x @ y).sigmoid() * z[:, None],
+        lambda: (torch.randn(3, 32), torch.randn(32, 5), torch.randn(3)),
+    ),
+    "a mask beside it": (
+        lambda x, y: [z := (x @ y) + 1, z > 0],
+        lambda: (torch.randn(37, 32), torch.randn(32, 41)),
+    ),
     "half of the result": (
         lambda x, y: torch.cat([(x @ y).relu(), (y @ x).relu()]),
         lambda: (torch.randn(64, 64), torch.randn(64, 64)),
@@ -131,11 +143,15 @@ def memory(results: list[Tensor]) -> list[int]:
     return [tensor.untyped_storage().data_ptr() for tensor in results]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("mode", ["no gradients", "inference", "training"])
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("mode", ["no gradients", "inference", "training", "varying sizes"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nobody_can_tell(name: str, mode: str, dynamic: bool) -> None:
+def test_nobody_can_tell(name: str, mode: str, device: str) -> None:
     function, make = PROGRAMS[name]
+    dynamic = mode == "varying sizes"
     compiled = fusewright.compile(function, dynamic=dynamic)
     torch.manual_seed(0)
     context = torch.inference_mode if mode == "inference" else torch.no_grad
@@ -145,7 +161,7 @@ def test_nobody_can_tell(name: str, mode: str, dynamic: bool) -> None:
     del kept[:]
     with context():
         for _ in range(3):
-            given = make()
+            given = tuple(tensor.to(device) for tensor in make())
             if mode == "training" and name != "a write to an input":
                 given = tuple(tensor.requires_grad_() for tensor in given)
             mine = tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given)

@@ -231,8 +231,8 @@ class _Builder:
     def run(self, dims: Sequence[Dim]) -> int:
         return self.values.run(dims)
 
-    def is_temporary(self, slot: int, buffer: str) -> bool:
-        return self.slots[slot].kind == "window" or buffer in self.overwritten
+    def is_temporary(self, slot: int) -> bool:
+        return self.slots[slot].kind == "window"
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

@@ -17,15 +17,12 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.call_plan_types import CCall, Gather, PythonCall, StepSpec
-from fusewright.loops.externs import CLASSES, ExternRow, references, row_of, schema_name
+from fusewright.loops.externs import CLASSES, ExternRow, may_keep_arguments, references, row_of, schema_name
 from fusewright.loops.ir import BufferRef, Extern
 from fusewright.sizes.expressions import Dim, Expr
 
 MAX_INTEGERS = 24
 MAX_DOUBLES = 6
-
-_BUILTIN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "onednn", "quantized", "_quantized", "rngprims"})
-"""PyTorch's own operators never keep a tensor that they were given; others get private copies of temporary memory."""
 
 
 class Places(Protocol):
@@ -37,7 +34,7 @@ class Places(Protocol):
     def aliases(self, n: int) -> int: ...  # the first of n new consecutive slots
     def entry(self, dim: Dim) -> int: ...  # a value entry
     def run(self, dims: Sequence[Dim]) -> int: ...  # the first of consecutive value entries
-    def is_temporary(self, slot: int, buffer: str) -> bool: ...  # whether its memory is reused after its last reader
+    def is_temporary(self, slot: int) -> bool: ...  # whether the slot's memory is reused after its last reader
 
 
 class Inexpressible(Exception):
@@ -287,7 +284,7 @@ class _Postfix:
     def push(self, value: Any) -> None:
         if isinstance(value, BufferRef):
             slot = self.places.tensor(value)
-            private = self.private and value.buffer not in self.written and self.places.is_temporary(slot, value.buffer)
+            private = self.private and value.buffer not in self.written and self.places.is_temporary(slot)
             self.program.append(("private tensor" if private else "tensor", slot))
         elif isinstance(value, Expr):
             self.program.append(("value", self.places.entry(value)))
@@ -303,7 +300,7 @@ class _Postfix:
 def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
     target = extern.target
     operator = isinstance(target, torch._ops.OpOverload)
-    private = not operator or (target.namespace not in _BUILTIN_NAMESPACES and not extern.keeps)
+    private = may_keep_arguments(target) and not (operator and extern.keeps)
     postfix = _Postfix(places, operator, private, frozenset(extern.mutates), [], [])
     for value in extern.args:
         postfix.push(value)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fusewright.base.records import dataclass, field
-from fusewright.loops.externs import gives_whole_memory
+from fusewright.loops.externs import gives_whole_memory, may_keep_arguments
 from fusewright.loops.ir import Buffer, Expression, Output, Store
 from fusewright.schedule.axes import same
 from fusewright.schedule.dependencies import extern_reads, shared_memory
@@ -64,6 +64,7 @@ def plan_memory(
     returned: set[str] = set()
     whole: set[str] = set()
     of_externs: set[str] = set()
+    seen_outside: set[str] = set()  # by who may keep it, or under another name
     for number, step in zip(regions(steps), steps):
         if isinstance(step, RunExtern):
             extern = step.extern
@@ -73,6 +74,8 @@ def plan_memory(
                 *extern.mutates,
             ]
             of_externs.update(touched)
+            if may_keep_arguments(extern.target):
+                seen_outside.update(touched)
             if extern.placement == "returned":
                 names = {name for name in extern.outputs if name is not None}
                 returned |= names
@@ -105,10 +108,13 @@ def plan_memory(
         if own_bytes is None
         else returned | {name for name, size in sizes.items() if estimate(size) >= own_bytes}
     )
-    seen_twice = frozenset(aliases).union(*aliases.values())
-    free = {name: life for name, life in lifetimes.items() if name not in seen_twice}
-    dying = {name: life.last for name, life in free.items() if name not in returned or name in whole}
-    fresh = {name: life.first for name, life in (*results.items(), *free.items()) if name not in returned}
+    seen_outside.update(aliases, *aliases.values())
+    dying = {
+        name: life.last
+        for name, life in lifetimes.items()
+        if name not in seen_outside and (name not in returned or name in whole)
+    }
+    fresh = {name: life.first for name, life in (*results.items(), *lifetimes.items()) if name not in returned}
     sharing = _Sharing(buffers, dying, fresh, frozenset(returned), frozenset(of_externs), returns)
     if own_bytes != 0:
         sharing.find(steps, kernels)
