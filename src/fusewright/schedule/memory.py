@@ -240,9 +240,9 @@ class _Places:
         else.
 
         A GPU's block may hold an element in several threads, which load it at different times, and only one of them
-        stores it. What is stored depends on the storing thread's load, or on one that passed a barrier on its way to
-        it: both came before the store. Another thread's load may come after it, and then holds the new value: no other
-        result may be made of it."""
+        stores it. What that thread stores was computed from loads of this element, which therefore came before this
+        only store to it. Another thread's load may come after the store and give the new value: no other result may be
+        made of it."""
         if len(self.kernel.stages) != 1 or self.kernel.scratch or self.kernel.attention is not None:
             return False
         names: set[str] = set()
