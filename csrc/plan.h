@@ -183,7 +183,8 @@ enum class StepKind : uint8_t {
     Mutate,
     Group,
     Launch,
-    Skip
+    Skip,
+    Own
 };
 
 struct KernelStep {
@@ -380,7 +381,7 @@ class Runner {
     bool allocate(int32_t slot);
     bool window(int32_t slot);
     void release(int32_t slot);
-    bool check(int32_t slot);
+    bool check(int32_t slot, bool own = false);
     std::string expected_shape(const Slot &slot);
     std::string found_shape(Handle handle);
     bool mutate(int32_t slot);

@@ -111,6 +111,7 @@ bool Runner::step(Step one) {
         case StepKind::Window: return window(one.operand);
         case StepKind::Release: release(one.operand); return true;
         case StepKind::Check: return check(one.operand);
+        case StepKind::Own: return check(one.operand, true);
         case StepKind::Mutate: return mutate(one.operand);
         case StepKind::Skip: return true;  // `run` steps over what follows
         case StepKind::Gather: {
@@ -466,14 +467,28 @@ std::string Runner::found_shape(Handle handle) {
 }
 
 // What an operator returned must be what the plan assumed: another shape or dtype is an error, other strides are copied
-// away.
-bool Runner::check(int32_t slot) {
+// away. own: it becomes the plan's memory, as if it had been allocated here; a part of a larger storage is copied.
+bool Runner::check(int32_t slot, bool own) {
     const Slot &s = p.slots[slot];
     bool strides_match = false;
     if (f.handles[slot] == nullptr || !matches(f.handles[slot], s, v, &strides_match))
         return fail("an operator returned " + found_shape(f.handles[slot]) + ", the graph says " + expected_shape(s),
                     PyExc_RuntimeError);
-    if (!strides_match) {
+    int64_t reach = reach_of(s.ndim, v + s.sizes, v + s.strides, s.itemsize), bytes = 0, offset = 0;
+    bool whole = !own || (torch.storage_size(f.handles[slot], &bytes) == 0 && bytes == reach &&
+                          torch.storage_offset(f.handles[slot], &offset) == 0 && offset == 0);
+    if (own && strides_match && whole) {
+        // With the strides that the plan says also where a dimension has one element.
+        Handle same = nullptr;
+        int64_t *strides = nullptr;
+        if (torch.strides(f.handles[slot], &strides) != 0) return fail(torch_error("strides"), PyExc_RuntimeError);
+        if (std::memcmp(strides, v + s.strides, s.ndim * sizeof(int64_t)) != 0) {
+            if (torch.reinterpret(f.handles[slot], s.ndim, v + s.sizes, v + s.strides, 0, &same) != 0)
+                return fail(torch_error("the result of an operator"), PyExc_RuntimeError);
+            store(slot, same, true, nullptr);
+        }
+    }
+    if (!strides_match || !whole) {
         Handle copy = nullptr;
         if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &copy) != 0)
             return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
@@ -483,7 +498,6 @@ bool Runner::check(int32_t slot) {
         }
         store(slot, copy, true, nullptr);
     }
-    int64_t reach = reach_of(s.ndim, v + s.sizes, v + s.strides, s.itemsize);
     if (s.needs_pointer && !holds(f.handles[slot], s.itemsize, reach, false))
         return fail("an operator returned a tensor that is larger than its storage", PyExc_RuntimeError);
     return pointer(slot);

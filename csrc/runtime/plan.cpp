@@ -410,7 +410,9 @@ void CallPlan::give(const Output &output, const int64_t *values, Memory *memory,
     count = step;
     size_t uses = 0;
     for (const Output &other : outputs_) uses += other.slot == output.slot;
-    if (dense && uses == 1 && !output.view && memory->owned[output.slot] != nullptr) {
+    bool whole = !output.view || (values[output.offset] == 0 &&
+                                  count * kDTypes[output.dtype].size == bytes_of(values, slots_[output.slot]));
+    if (dense && uses == 1 && whole && memory->owned[output.slot] != nullptr) {
         made.data = memory->owned[output.slot].release();
         *result = made;
         return;

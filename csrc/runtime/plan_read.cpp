@@ -160,9 +160,10 @@ void CallPlan::read_slot_step(const Value &one) {
     require(kind != "mutate", "it writes to an argument or a buffer, which the runtime without Python does not do");
     require(kind != "allocate" || where == kFresh, "memory for a tensor that has some");
     require(kind != "window" || where == kWindow, "a window on nothing");
-    require(kind != "check" || where == kReturned, "a check of what no operator returned");
+    require((kind != "check" && kind != "own") || where == kReturned, "a check of what no operator returned");
     static const std::map<std::string, Step::Kind> kinds = {
-        {"allocate", Step::Allocate}, {"window", Step::Window}, {"release", Step::Release}, {"check", Step::Check}};
+        {"allocate", Step::Allocate}, {"window", Step::Window}, {"release", Step::Release},
+        {"check", Step::Check},       {"own", Step::Check}};
     auto found = kinds.find(kind);
     require(found != kinds.end(), "a step of another form");
     if (where != kInput && where != kConstant) steps_.push_back({found->second, slot, 0});

@@ -257,6 +257,33 @@ def test_a_result_that_is_its_argument_gets_memory_of_its_own(any_path: None) ->
     assert first.tolist() == [2, 2, 2, 2]
 
 
+RESULTS = {
+    "whole": lambda x: x + 1,
+    "part": lambda x: torch.cat([x, x + 1])[4:],
+    "beginning": lambda x: torch.cat([x + 1, x])[:4],
+    "strides of one element": lambda x: (x + 1).as_strided((4, 1), (1, 7)),
+    "other strides": lambda x: torch.cat([x + 1, x], 1)[:, :1],
+}
+
+
+@pytest.mark.parametrize("made", RESULTS.values(), ids=RESULTS)
+@pytest.mark.parametrize("shape", [(4, 1), (2, 2)])
+def test_an_output_in_memory_that_an_operator_returned(made: Any, shape: tuple[int, int], any_path: None) -> None:
+    """It is the whole of its storage, in its own shape and strides, whatever the operator returned a part of."""
+    s = Schedule()
+    x, t, o = s.input("x", 4, 1), s.temporary("t", 4, 1, placed=False), s.output("o", *shape)
+    s.call(made, x, out=[t])
+    s.run("k", double, [t, o], 4)
+    s.plan.takes_over["o"] = "t"
+    plan, given = s.load(single=True), torch.arange(4.0).reshape(4, 1)
+    first, second = plan(given), plan(given + 1)
+    assert torch.equal(first, (given + 1).reshape(shape) * 2) and torch.equal(second, (given + 2).reshape(shape) * 2)
+    for result in (first, second):
+        assert result.stride() == (shape[1], 1) and result.storage_offset() == 0 and not result._is_view()
+        assert result.untyped_storage().nbytes() == 16
+    assert first.data_ptr() != second.data_ptr()
+
+
 def test_operators_run_below_autograd_and_autocast_and_leave_the_state_alone() -> None:
     s = Schedule()
     x, w = s.input("x", 4, 8), s.input("w", 8, 8)

@@ -155,6 +155,13 @@ def _poisoned(count: int, dtype: torch.dtype) -> Tensor:
     return torch.full((count * dtype.itemsize,), POISON if dtype != torch.bool else 1, dtype=torch.uint8).view(dtype)
 
 
+def take_over(plan: Plan, kernel: Kernel, memory: Memory) -> None:
+    """Lets what the kernel writes be the memory that it takes over."""
+    for read, written in kernel.inplace:
+        if plan.takes_over.get(written) == read:
+            memory.buffers[written] = memory.buffers[read].view(plan.buffers[written].dtype)
+
+
 def run(plan: Plan, inputs: Sequence[Any], one_at_a_time: int = 64) -> list[Any]:
     """What the plan returns for these inputs (which it may update)."""
     memory = loops.prepare(plan, inputs)
@@ -165,6 +172,7 @@ def run(plan: Plan, inputs: Sequence[Any], one_at_a_time: int = 64) -> list[Any]
         memory.buffers[name] = arena[start : start + size].view(dtype)
     for number, step in enumerate(plan.steps):
         if isinstance(step, RunKernel):
+            take_over(plan, plan.kernels[step.kernel], memory)
             run_kernel(memory, plan.kernels[step.kernel], one_at_a_time, seed=number)
         else:
             loops.run_extern(memory, step.extern)

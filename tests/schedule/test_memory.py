@@ -39,7 +39,8 @@ def test_a_chain_needs_two_blocks_whatever_its_length() -> None:
         plan = chain(length, (64, 32), "out")
         verify(plan)
         assert plan.arena_size == 2 * size  # the pointwise kernels work in place
-        assert sum(len(kernel.inplace) for kernel in plan.kernels.values()) == length - 1
+        pairs = [pair for kernel in plan.kernels.values() for pair in kernel.inplace]
+        assert len(pairs) == length and len(plan.takes_over) == 1  # the output is the memory of the last call
 
 
 def test_symbolic_sizes_use_slots_again() -> None:
@@ -72,6 +73,67 @@ def test_memory_of_their_own_is_taken_over_in_place() -> None:
     pairs = {(read, written) for kernel in plan.kernels.values() for read, written in kernel.inplace}
     assert pairs == {(read, written) for written, read in plan.takes_over.items()}
     assert not schedule(program, ScheduleOptions(own_bytes=1 << 20)).takes_over
+
+
+def ending(placement: str, *shape: int, shapes: int = 1, device: str = "cpu") -> Plan:
+    """A library call whose result a kernel reads last and makes the outputs of."""
+    b = Builder()
+    x = b.extern("sigmoid", SIGMOID, b.input(64, 256), shape=(64, 256), placement=placement)
+    made = [b.pointwise(f"add_{k}", lambda v: p.add(v, 1.0), x.reshape(*shape)) for k in range(shapes)]
+    program = b.done(*made)
+    for name, buffer in program.buffers.items():
+        program.buffers[name] = replace(buffer, device=torch.device(device))
+    return schedule(program)
+
+
+def test_an_output_takes_over_memory() -> None:
+    for device in ("cpu", "cuda:0"):
+        plan = ending("out", 64, 256, device=device)
+        verify(plan)
+        assert list(plan.takes_over) == [plan.outputs[0].buffer] and not plan.placements
+        plan = ending("out", 128, 128, device=device)  # the user gets another tensor on that memory
+        verify(plan)
+        assert len(plan.takes_over) == 1
+    assert not ending("returned", 64, 256).takes_over  # nobody says that this memory is the call's own
+
+
+def test_one_of_several_outputs_takes_over_memory() -> None:
+    plan = ending("out", 64, 256, shapes=2)
+    verify(plan)
+    assert len(plan.takes_over) == 1
+    # A block of a GPU may hold an element twice: nothing else is made of what is overwritten.
+    assert not ending("out", 64, 256, shapes=2, device="cuda:0").takes_over
+
+
+def test_an_output_and_a_view_of_it_have_their_own_memory() -> None:
+    """A view's base is the output itself, which a tensor of the temporary's shape would not be."""
+    for rows, taken in ((64, 1), (128, 0)):
+        b = Builder()
+        x = b.extern("sigmoid", SIGMOID, b.input(64, 256), shape=(64, 256), placement="out")
+        y = b.pointwise("add", lambda v: p.add(v, 1.0), x.reshape(rows, 64 * 256 // rows))
+        plan = schedule(b.done(y, y.permute(1, 0)))
+        verify(plan)
+        assert len(plan.takes_over) == taken
+
+
+def test_memory_is_not_taken_from_what_is_read_later_or_given_out() -> None:
+    for later in (True, False):
+        b = Builder()
+        x = b.extern("sigmoid", SIGMOID, b.input(64, 256), shape=(64, 256), placement="out")
+        y = b.pointwise("add", lambda v: p.add(v, 1.0), x)
+        z = b.extern("sigmoid", SIGMOID, x, shape=(64, 256), placement="out") if later else x
+        plan = schedule(b.done(y, z))
+        verify(plan)
+        kernel = next(k for k, step in enumerate(plan.steps) if hasattr(step, "kernel"))
+        assert bool(plan.takes_over) == (later and kernel == len(plan.steps) - 1)
+
+
+def test_verify_finds_memory_that_is_taken_too_early() -> None:
+    plan = ending("out", 64, 256)
+    (written,) = plan.takes_over
+    plan.takes_over[written] = "t1" if plan.takes_over[written] != "t1" else "t0"
+    with pytest.raises(PlanError, match="takes over"):
+        verify(plan)
 
 
 def test_no_reuse_in_place_where_elements_are_read_elsewhere() -> None:

@@ -87,6 +87,7 @@ class _Builder:
     slots: list[_Slot] = field(default_factory=list)
     steps: list[StepSpec] = field(default_factory=list)
     buffer_slots: dict[str, int] = field(default_factory=dict)
+    overwritten: frozenset[str] = field(init=False)  # buffers whose memory another one takes over
     window_slots: dict[BufferRef, int] = field(default_factory=dict)
     returned: set[str] = field(default_factory=set)
     allocated: set[int] = field(default_factory=set)
@@ -97,6 +98,7 @@ class _Builder:
         # There is one arena, on the GPU if there is one: temporaries on other devices have memory of their own.
         on_gpus = {self.plan.buffers[name].device for name in self.plan.placements} - {torch.device("cpu")}
         self.arena_device = on_gpus.pop() if len(on_gpus) == 1 else torch.device("cpu")
+        self.overwritten = frozenset(self.plan.takes_over.values())
 
     def build(self, name: str, single: bool) -> CallPlan:
         plan = self.plan
@@ -240,7 +242,7 @@ class _Builder:
         for step in steps:
             kernel, code = self.plan.kernels[step.kernel], self.kernels[step.kernel]
             self.before_writing(sorted(kernel.written))
-            self.in_place_of_operators(sorted(kernel.written), step.when)
+            self.in_place_of_operators(sorted(kernel.written & self.returned), step.when)
             buffers = tuple(self.pointer_slot(name) for name in code.buffers)
             sizes = tuple(self.values.of(size) for size in code.sizes)
             if isinstance(code, DeviceKernel):
@@ -279,7 +281,7 @@ class _Builder:
 
     def in_place_of_operators(self, buffers: Sequence[str], when: Dim | None) -> None:
         """Makes the results that an operator returns, where a kernel is to write them instead of it."""
-        slots = [slot for slot in map(self.slot_of, buffers) if self.slots[slot].kind == "returned"]
+        slots = [self.slot_of(name) for name in buffers]
         if slots:
             if when is None:
                 raise ValueError("a kernel writes what an operator returns")
@@ -306,7 +308,9 @@ class _Builder:
         made += calls
         for call in calls:
             results = call.results if isinstance(call, PythonCall) else c_results(call)
-            made += [SlotStep("check", slot) for slot in results if slot >= 0 and self.slots[slot].name != "_"]
+            for slot in results:
+                if slot >= 0 and self.slots[slot].name != "_":
+                    made.append(SlotStep("own" if self.slots[slot].name in self.overwritten else "check", slot))
         self.steps += made if step.when is None else [Guarded(self.values.of(step.when), tuple(made))]  # type: ignore
 
     def before_writing(self, buffers: Sequence[str]) -> None:
@@ -365,10 +369,11 @@ class _Builder:
             raise ValueError(f"buffer {name} is an output of the graph but was planned as temporary memory")
         if self.slots[slot].kind == "fresh" and slot not in self.allocated:
             self.before_writing([name])  # an output of no elements, which no kernel writes
-        if output.kind == "buffer":
+        buffer, own = self.plan.buffers[name], self.slots[slot]
+        if output.kind == "buffer" and (buffer.shape, buffer.stride) == (own.shape, own.stride):
             return OutputSpec("buffer", slot)
-        ref = output.ref
-        assert ref is not None
+        # Otherwise it is the memory of a temporary of another shape.
+        ref = output.ref or BufferRef(name, buffer.shape, buffer.stride, 0, buffer.dtype)
         spec = OutputSpec(
             "view",
             slot,

@@ -135,7 +135,7 @@ class _Printer:
     def slot_step(self, step: SlotStep) -> str:
         slot = self.plan.slots[step.slot]
         name = self.plan.slots[slot.where].name if slot.kind == "window" else self.slot(step.slot)
-        detail = f": {self.shape(slot)}" if step.kind in ("allocate", "check", "window") else ""
+        detail = f": {self.shape(slot)}" if step.kind in ("allocate", "check", "own", "window") else ""
         offset = self.value(slot.offset)
         at = f" at {offset}" if slot.kind == "window" and offset != "0" else ""
         return f"{step.kind:9} {name}{detail}{at}"

@@ -28,6 +28,7 @@ STEP_KINDS = (
     "group",
     "launch",
     "skip",
+    "own",
 )
 INTEGER_KINDS = (
     "immediate",
@@ -134,9 +135,10 @@ class PythonCall:
 @dataclass(frozen=True, slots=True)
 class SlotStep:
     """allocate: make the tensor; window: (re)make a window; release: drop it; check: compare a returned tensor with
-    what the plan assumed; mutate: an input is about to change (its version is counted)."""
+    what the plan assumed; own: the same, and it must be the whole of its storage (kernels will write there, and it may
+    be given out); mutate: an input is about to change (its version is counted)."""
 
-    kind: Literal["allocate", "window", "release", "check", "mutate"]
+    kind: Literal["allocate", "window", "release", "check", "own", "mutate"]
     slot: int
 
 

@@ -17,15 +17,12 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.call_plan_types import CCall, Gather, PythonCall, StepSpec
-from fusewright.loops.externs import CLASSES, ExternRow, references, row_of, schema_name
+from fusewright.loops.externs import CLASSES, ExternRow, may_keep_arguments, references, row_of, schema_name
 from fusewright.loops.ir import BufferRef, Extern
 from fusewright.sizes.expressions import Dim, Expr
 
 MAX_INTEGERS = 24
 MAX_DOUBLES = 6
-
-_BUILTIN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "onednn", "quantized", "_quantized", "rngprims"})
-"""PyTorch's own operators never keep a tensor that they were given; others get private copies of temporary memory."""
 
 
 class Places(Protocol):
@@ -303,7 +300,7 @@ class _Postfix:
 def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
     target = extern.target
     operator = isinstance(target, torch._ops.OpOverload)
-    private = not operator or (target.namespace not in _BUILTIN_NAMESPACES and not extern.keeps)
+    private = may_keep_arguments(target) and not (operator and extern.keeps)
     postfix = _Postfix(places, operator, private, frozenset(extern.mutates), [], [])
     for value in extern.args:
         postfix.push(value)

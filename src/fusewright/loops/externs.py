@@ -92,6 +92,15 @@ CUDA_EXTERNS: dict[str, ExternRow] = {
 """Operators that only a GPU has (c_shim_cuda.h). A version of PyTorch that lacks a function calls the operator through
 Python."""
 
+BUILTIN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "onednn", "quantized", "_quantized", "rngprims"})
+
+WHOLE_MEMORY = frozenset(
+    """aten::convolution mkldnn::_convolution_pointwise mkldnn::_convolution_transpose_pointwise
+    mkldnn::_linear_pointwise mkl::_mkl_linear""".split()
+)
+"""Operators that always return a tensor that was allocated for this call, of the result's size, and keep no hold on
+it."""
+
 CLASSES: dict[str, str] = {
     # type in the schema: how its C function takes it (see codegen/extern_calls.py)
     "Tensor": "tensor",
@@ -118,6 +127,17 @@ CLASSES: dict[str, str] = {
     "Optional[ScalarType]": "none",
     "Optional[Generator]": "none",
 }
+
+
+def may_keep_arguments(target: Any) -> bool:
+    """Whether the operator may hold a tensor that it was given after the call: PyTorch's own never do. Others get
+    copies of memory that will be used again."""
+    return not isinstance(target, torch._ops.OpOverload) or target.namespace not in BUILTIN_NAMESPACES
+
+
+def gives_whole_memory(target: Any) -> bool:
+    """Whether the operator's result is memory of its own that nobody else has."""
+    return schema_name(target) in WHOLE_MEMORY
 
 
 def schema_name(target: Any) -> str | None:

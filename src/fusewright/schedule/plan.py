@@ -280,8 +280,9 @@ class Plan:
 
     `placements` covers every temporary that a kernel or an out= extern writes; temporaries returned by an extern own
     their memory and are freed after the step numbered in `last_use`. Large temporaries of training own theirs too (see
-    ScheduleOptions.own_bytes); `takes_over` (written → read) names those whose memory passes to what a kernel writes in
-    place of them. Where sizes decide how something is computed, the steps of both ways are here, each with its `when`.
+    ScheduleOptions.own_bytes). `takes_over` (written → read): temporaries and outputs that are the memory of a
+    temporary, which the kernel that writes them reads last; that temporary's memory is its own then. Where sizes decide
+    how something is computed, the steps of both ways are here, each with its `when`.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)

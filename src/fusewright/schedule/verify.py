@@ -259,7 +259,7 @@ def _verify_arena(plan: Plan) -> None:
     for number, region in enumerate(regions(plan.steps)):
         reads, writes = _touched(plan, number)
         for name in reads | writes:
-            if plan.buffers[name].role == "temporary":
+            if plan.buffers[name].role in ("temporary", "output"):
                 first.setdefault(name, region)
                 last[name] = region
     for output in plan.outputs:
@@ -267,8 +267,16 @@ def _verify_arena(plan: Plan) -> None:
         if name in last:
             last[name] = len(plan.steps)
     for name in first:
-        _require((name in plan.placements) != (name in plan.last_use), f"{name} is placed twice or not at all")
-    allowed = {frozenset(pair) for kernel in plan.kernels.values() for pair in kernel.inplace}
+        temporary = plan.buffers[name].role == "temporary"
+        places = (name in plan.placements) + (name in plan.last_use)
+        _require(places == temporary, f"{name} is placed twice or not at all")
+    pairs = {pair: name for name, kernel in plan.kernels.items() for pair in kernel.inplace}
+    allowed = {frozenset(pair) for pair in pairs}
+    _require(len({*plan.takes_over.values()}) == len(plan.takes_over), "two buffers take over the same memory")
+    for written, read in plan.takes_over.items():
+        _require((read, written) in pairs, f"{written} takes over {read}, but no kernel writes it there")
+        _require(last[read] == first[written], f"{written} takes over {read} while both are in use")
+        _require(read not in plan.placements, f"{written} takes over {read}, which is in the arena")
     placed = sorted(plan.placements)
     for k, a in enumerate(placed):
         place = plan.placements[a]

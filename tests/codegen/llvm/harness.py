@@ -18,6 +18,7 @@ from fusewright.runtime.machine_code import LoadedCode, load_code
 from fusewright.schedule.plan import Kernel, Plan, RunKernel, Stage
 from fusewright.sizes.expressions import Expr, evaluate, loop_symbol
 from tests.loops import reference as loops
+from tests.schedule.reference import take_over
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -103,6 +104,7 @@ def run_plan(
     status = 0
     for number, step in enumerate(plan.steps):
         if isinstance(step, RunKernel):
+            take_over(plan, plan.kernels[step.kernel], memory)
             status |= run(module, module.codes[step.kernel], memory.buffers, memory.sizes, parts)
         else:
             loops.run_extern(memory, step.extern)

@@ -72,11 +72,10 @@ def run_plan(
         memory.buffers[name] = torch.full(
             (memory.size(plan.buffers[name].span()) * dtype.itemsize,), 0xA5, dtype=torch.uint8
         ).view(dtype)
-    for kernel in plan.kernels.values():
-        for read, written in kernel.inplace:
-            memory.buffers[written] = memory.buffers[read]
     for step in plan.steps:
         if isinstance(step, RunKernel):
+            for read, written in plan.kernels[step.kernel].inplace:
+                memory.buffers[written] = memory.buffers[read].view(plan.buffers[written].dtype)
             run_code(codes[step.kernel], memory.buffers, memory.sizes)
         else:
             loops.run_extern(memory, step.extern)
