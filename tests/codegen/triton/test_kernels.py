@@ -16,11 +16,10 @@ from fusewright.loops.lower import lower
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
-from fusewright.sizes.tensor_type import TensorType
 from tests.codegen.triton.harness import TINY, run_code, run_plan
 from tests.graph.texts import graph_of
-from tests.loops import reference as loops
-from tests.loops.tracing import lowered, record
+from tests.loops import reference as loops, tracing
+from tests.loops.tracing import lowered
 from tests.schedule import programs
 from tests.schedule.reference import schedule
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
@@ -358,11 +357,7 @@ def test_halves_are_added_in_float32(name: str) -> None:
 
 def on_a_gpu(function: Callable[..., object], inputs: list[torch.Tensor]) -> Plan:
     """The plan of what lies on a GPU, whether there is one or not."""
-    graph, constants = record(function, inputs)
-    for node in graph.nodes:
-        if isinstance(node.meta.get("type"), TensorType):
-            node.meta["type"] = replace(node.meta["type"], device=torch.device("cuda", 0))
-    return schedule(lower(graph, constants), GPU)
+    return schedule(tracing.on_a_gpu(function, inputs), GPU)
 
 
 def rotated(x: torch.Tensor, weight: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
