@@ -430,3 +430,35 @@ def test_cubic_resampling_of_rows_in_short_integers(size: tuple[int, int], corne
     memory = {"in0": x, **{name: torch.full((2, 3, *size), 113.0) for name in code.buffers if name != "in0"}}
     run_code(code, memory)
     torch.testing.assert_close(memory[code.buffers[-1]], resampled(x), rtol=1e-4, atol=1e-5)
+
+
+GRIDS = {
+    "channels": ((2, 6, 9, 11), torch.contiguous_format),
+    "channels side by side": ((2, 6, 9, 11), torch.channels_last),
+    "three channels": ((1, 3, 9, 11), torch.contiguous_format),
+    "eleven channels": ((1, 11, 9, 11), torch.contiguous_format),
+    "one channel": ((3, 1, 9, 11), torch.contiguous_format),
+}
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("name", GRIDS)
+def test_places_in_a_grid_are_computed_once_for_several_channels(name: str, mode: str, padding: str) -> None:
+    shape, layout = GRIDS[name]
+    image, grid = torch.randn(shape).contiguous(memory_format=layout), 1.3 * torch.randn(shape[0], 7, 5, 2)
+    grid[0, 0] = torch.tensor([[float("nan"), 0.2], [1e20, 0.1], [float("inf"), -3], [-1e10, 5], [-1, 1]])
+
+    def sampled(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, g * 0.9, mode=mode, padding_mode=padding, align_corners=False) * 2
+
+    plan = on_a_gpu(sampled, [image, grid])
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    assert ("Y: tl.constexpr" in code.text) == (shape[1] in (3, 6)), code.text
+    assert "int64" not in re.sub(r"\(v\d+\)\.to\(tl\.int64\)", "", code.text), "positions are computed in 64 bits"
+    wanted = sampled(image, grid)
+    made = torch.full_like(wanted, 113.0)
+    run_code(code, {"in0": image, "in1": grid, code.buffers[-1]: made})
+    if mode == "bilinear" and padding == "zeros":
+        wanted = torch.where(grid.isfinite().all(-1)[:, None], wanted, 0)  # as on a GPU
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
