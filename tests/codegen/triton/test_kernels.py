@@ -415,6 +415,23 @@ def test_many_points_that_add_to_few_places_are_sums(name: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("batch", [1, 5, 16])
+def test_places_in_an_image_are_computed_once_for_several_channels(batch: int, layout: torch.memory_format) -> None:
+    x, scale = torch.randn(batch, 3, 7, 9).contiguous(memory_format=layout), r(batch, 3, 1, 1)
+
+    def resampled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=(11, 13), mode="bilinear") * scale
+
+    plan = on_a_gpu(resampled, [x, scale])
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    assert ("Y: tl.constexpr" in code.text) == (batch > 1 or layout is torch.contiguous_format), code.text
+    wanted = resampled(x, scale)
+    made = torch.full_like(wanted, 113.0)
+    run_code(code, {"in0": x, "in1": scale, code.buffers[-1]: made})
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("size", [(11, 5), (3, 20), (7, 9)], ids=str)
 def test_cubic_resampling_of_rows_in_short_integers(size: tuple[int, int], corners: bool) -> None:
@@ -462,3 +479,19 @@ def test_places_in_a_grid_are_computed_once_for_several_channels(name: str, mode
     if mode == "bilinear" and padding == "zeros":
         wanted = torch.where(grid.isfinite().all(-1)[:, None], wanted, 0)  # as on a GPU
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_points_of_a_thread_are_written_over_what_they_are_computed_from() -> None:
+    """An input that is updated."""
+    inputs = [torch.randn(2, 8, 9, 11), torch.randn(2, 7, 5, 2), torch.randn(2, 8, 7, 5)]
+
+    def function(x: torch.Tensor, g: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return kept.addcmul_(F.grid_sample(x, g, align_corners=True), kept.sin())
+
+    plan = on_a_gpu(function, inputs)
+    (kernel,) = plan.kernels.values()
+    (code,) = generate([kernel], plan.buffers, TINY).values()
+    assert "Y: tl.constexpr" in code.text and code.text.count("lib.sin") == 8
+    wanted = function(*inputs[:2], inputs[2].clone())
+    run_plan(plan, inputs)
+    torch.testing.assert_close(inputs[2], wanted, rtol=1e-4, atol=1e-4)

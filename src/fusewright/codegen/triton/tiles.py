@@ -19,7 +19,7 @@ from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
 from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton import online
-from fusewright.loops.ir import Apply, Axis, Load
+from fusewright.loops.ir import Apply, Axis
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
@@ -161,15 +161,13 @@ def _loads_apart(shape: Shape) -> int:
 
 
 def _sharing(shape: Shape) -> tuple[Axis, int] | None:
-    """The longest axis along which places are the same that are computed from what is loaded (the channels of an image
-    that is sampled at the positions of a grid), where they are much work; and the points along it for which a thread
-    computes them once."""
+    """The longest axis along which the places of loads are the same (the channels of an image that is resampled), where
+    they are much work; and the points along it for which a thread computes them once."""
     if len(shape.views) != 1:
         return None
     (view,) = shape.views
     places = [value for access in view.accesses if not access.store for _, value in access.bound]
-    below = list(walk(places))
-    if not any(isinstance(one, Load) for one in below) or sum(isinstance(one, Apply) for one in below) < MUCH_WORK:
+    if sum(isinstance(one, Apply) for one in walk(places)) < MUCH_WORK:
         return None
     used = frozenset[object]().union(*(view.facts(value).deps for value in places))
     stored = {unit_axis(access, shape.outer) for access in view.accesses if access.store}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from fusewright.codegen.triton import indices
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.tiles import Tile
-from fusewright.loops.ir import Store
+from fusewright.codegen.triton.values import Value
+from fusewright.loops.ir import Expression, Store
 from fusewright.schedule.plan import Statement
 from fusewright.sizes.expressions import Dim, Sum
 
@@ -25,17 +26,17 @@ def is_unrolled(tile: Tile | ProductTile) -> bool:
 
 
 def statements(emitter: Emitter, of_stage: Sequence[Statement]) -> None:
-    """The statements of a stage, at each of the points if there are several. What has a name keeps it
-    (`Emitter.bind`), so that the second walk adds the stores alone."""
+    """The statements of a stage, at each of the points if there are several. The second walk knows all values and adds
+    the stores."""
     tile = emitter.tile
     if not (isinstance(tile, Tile) and is_unrolled(tile)):
         emitter.run_statements(of_stage)
         return
     (axis,), first = tile.y_axes, indices.flat_symbol("y", tile.y_axes)
+    known: list[dict[tuple[Expression, str], Value]] = [{} for _ in range(tile.y)]
     for storing in (False, True):
-        for point in range(tile.y):
+        for point, emitter.memo in enumerate(known):
             emitter.mapping = {**emitter.outer_mapping, axis.symbol: first + point}
-            emitter.memo.clear()
             for statement in of_stage:
                 if storing or not isinstance(statement, Store):
                     emitter.run_statements([statement])
