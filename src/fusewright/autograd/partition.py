@@ -27,8 +27,10 @@ from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType, symbols_in
 
 Node = torch.fx.Node
+aten = torch.ops.aten
 
 
+_PLAIN = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten._to_copy.default})
 DISCOURAGED = 1000
 """How many times its bytes it costs to save what the program asked to be computed again (inside a checkpoint)."""
 
@@ -115,7 +117,8 @@ class _Cut:
         if node.meta.get("recompute") and node in allowed:
             leaves = not all(user.meta.get("recompute") or user in self.backward for user in node.users)
             return saved_bytes(node) if leaves else DISCOURAGED * saved_bytes(node)
-        return saved_bytes(node)
+        # What plain arithmetic gives need not be in memory if it is not saved: of two values of one size, the other.
+        return saved_bytes(node) + (saved_bytes(node) // 64 if node in allowed and node.target in _PLAIN else 0)
 
 
 def _viewed(node: Node) -> Node:

@@ -16,6 +16,7 @@ from fusewright.schedule.align import Link, Shape, align, identity, links_hold
 from fusewright.schedule.axes import Access, Nest, Recipe, main_access, make_nest
 from fusewright.schedule.dependencies import Dependencies
 from fusewright.schedule.options import ScheduleOptions
+from fusewright.schedule.split import SHORT_RUN, SHORT_RUN_ROWS
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, product
 
@@ -326,6 +327,8 @@ class Fuser:
             columns = max(options.small_points, outer * options.whole_column)
             if outer < options.min_parallel and max(nest.points() for nest in group.nests) > rows:
                 return False
+            if options.lanes > 1 and group.flat and self._cuts_runs(group, recipe):
+                return False
             sunk = {lane_of(nest, recipe) for nest in group.nests}
             if "outer" in sunk and (
                 other.flat
@@ -378,6 +381,21 @@ class Fuser:
         else:
             most = LONG if self._is_reduced_next(group, other) or self._saves_rows(group, other) else SHORT
         return most is not None and estimate(product(self._sunk_extents(recipe))) > most
+
+    def _cuts_runs(self, group: Group, recipe: Recipe) -> bool:
+        """Whether a row of the group would be many short pieces of memory, between them those of other rows (a group of
+        channels, in channels-last images)."""
+        nest, outer = group.nests[-1], len(recipe.outer)
+        extents = recipe.extents(nest.extents)[outer:]
+        for access in nest.accesses:
+            if access.affine:
+                steps = recipe.vector(nest.table[access.index][1])[outer:]
+                runs = [estimate(extent) for extent, step in zip(extents, steps) if type(step) is int and step == 1]
+                walked = estimate(product(extent for extent, step in zip(extents, steps) if step != 0))
+                width = self.buffers[access.buffer].element.itemsize
+                if runs and runs[-1] * width < SHORT_RUN and walked >= SHORT_RUN_ROWS * runs[-1]:
+                    return True
+        return False
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:
         return [recipe.parts[axis][part] for axis, part in recipe.inner]

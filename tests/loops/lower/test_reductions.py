@@ -71,6 +71,32 @@ def test_reductions_of_one_element_are_pointwise() -> None:
     assert not any(isinstance(op, Reduction) for op in program.operations)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_gradient_of_a_loss_needs_no_sum_over_its_classes(reduction: str) -> None:
+    """It is 0 but at the class of each row, so the sum of a row is what is there; nothing for a row that is ignored."""
+    target = torch.tensor([2, -100, 0, 4])
+
+    def gradient(x: torch.Tensor, y: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(x, y, reduction=reduction)
+        return torch.autograd.grad(loss, x, g if reduction == "none" else g[0])[0]
+
+    program = check(gradient, torch.randn(4, 5), target, torch.tensor([1.0, float("inf"), -3.0, 0.5]))
+    sums = [op for op in program.operations if isinstance(op, Reduction) and op.kind == "sum"]
+    assert not any("softmax_backward" in op.name for op in sums)
+
+
+def test_classes_as_ones_and_zeros_are_counted_without_a_loop() -> None:
+    classes = torch.tensor([0, 3, -1, 7, 2])
+
+    def counts(y: torch.Tensor) -> list[torch.Tensor]:
+        ones = y[:, None] == torch.arange(4)
+        return [ones.sum(1), ones.float().sum(1), torch.where(ones, -0.0, 0.0).sum(1), torch.where(ones, 1.0, 2.0).sum(1)]
+
+    program = check(counts, classes)
+    assert sum(isinstance(op, Reduction) for op in program.operations) == 1  # the last, which is 2 elsewhere
+
+
 def test_softmax_keeps_its_exponentials() -> None:
     program = check(lambda x: x.softmax(-1), torch.randn(8, 16))
     text = [type(op) for op in program.operations]

@@ -72,16 +72,16 @@ class NeedsMemory(Exception):
 
 
 def emit_kernel(
-    kernel: Kernel, processor: Processor, scalars: frozenset[str], wide: bool, tile: Tile | None = None
+    kernel: Kernel, processor: Processor, scalars: frozenset[str], wide: bool, tile: Tile | None, again: frozenset[str]
 ) -> KernelText:
-    """`scalars`: buffers that are passed by value (scalars in CPU memory); `wide`: 64-bit indices. Raises
-    Unsupported."""
+    """scalars: buffers that are passed by value (scalars in CPU memory); wide: 64-bit indices; again: buffers that
+    other kernels read too. Raises Unsupported."""
     shape = analyse(kernel)
     tile = choose(shape, processor) if tile is None else tile
     spilled: list[str] = []
     while True:
         try:
-            return Emitter(kernel, shape, tile, scalars, wide, tuple(spilled)).run()
+            return Emitter(kernel, shape, tile, scalars, wide, tuple(spilled), again).run()
         except NeedsMemory as need:
             spilled.append(need.scratch)
 
@@ -94,6 +94,7 @@ class Emitter:
     scalars: frozenset[str]
     wide: bool
     spilled: tuple[str, ...]
+    again: frozenset[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)  # parameter of each buffer
     lines: list[list[str]] = field(default_factory=lambda: [[], []])  # by level
     known: list[dict[str, Value]] = field(default_factory=lambda: [{}, {}])  # text -> value, by level
@@ -120,6 +121,7 @@ class Emitter:
     rows_made: dict[Dim, tuple[Expr, Value, Value | None]] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     early: int = 0  # the first lines that touch no memory
+    streamed: frozenset[str] = frozenset()
 
     @property
     def index_type(self) -> str:
@@ -146,11 +148,12 @@ class Emitter:
         loops = self.tile.kind == "rows" and not self.tile.persistent
         pairs = {pair.first: pair for pair in online.pairs_of(self.shape)} if loops else {}
         done = {pair.second for pair in pairs.values()}
+        if loops:
+            self.streamed = reductions.streamed(self.shape, done) - self.again
         for place, view in enumerate(self.shape.views):
             if place not in done:
                 self._stage(view, pairs.get(place))
-        size_names = [str(symbol) for symbol in kernel.sizes]
-        parameters = (*(self.names[name] for name in (*kernel.buffers, *self.spilled)), *size_names)
+        parameters = (*(self.names[name] for name in (*kernel.buffers, *self.spilled)), *map(str, kernel.sizes))
         spills = tuple(
             Spill(scratch.dtype, scratch.size * indices.total(self.shape.outer))
             for name in self.spilled
@@ -179,9 +182,8 @@ class Emitter:
         out.append(f"X: tl.constexpr = {tile.x}")
         program = f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}"
         if tile.y_axes:
-            out.append(f"Y: tl.constexpr = {tile.y}")
             across, _ = self._size_text(sizes.ceil_div(indices.total(tile.x_axes), tile.x))
-            out.append(f"program = {program}")
+            out += [f"Y: tl.constexpr = {tile.y}", f"program = {program}"]
             column, row = ("[None, :]", " + tl.arange(0, Y)[:, None]") if tile.kind == "square" else ("", "")
             out.append(f"x = (program % ({across})) * X + tl.arange(0, X){column}")
             out.append(f"y = (program // ({across})) * Y{row}")
@@ -493,13 +495,11 @@ class Emitter:
 
     def pointer(self, buffer: str, index: Value, dims: frozenset[str], offset: int = 0) -> str:
         """`name + index + offset` in the shape of `dims`."""
-        name = self.names[buffer]
-        if index.dims == dims:
-            text = f"{name} + {grouped(index.text)}"
-        elif not index.dims:
-            text = f"{name} + {grouped(index.text)} + tl.zeros({self.shape_text(dims)}, {self.index_type})"
-        else:
-            text = f"{name} + tl.broadcast_to({index.text}, {self.shape_text(dims)})"
+        place = grouped(index.text)
+        if index.dims != dims:
+            spread = f"{place} + tl.zeros({self.shape_text(dims)}, {self.index_type})"
+            place = f"tl.broadcast_to({index.text}, {self.shape_text(dims)})" if index.dims else spread
+        text = f"{self.names[buffer]} + {place}"
         return f"{self.bind(text, dims, index.level).text} + {offset}" if offset else text
 
     def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> None:
@@ -543,7 +543,9 @@ class Emitter:
         written = self.memory(buffer) in self.shape.aliases.values()
         level = max(index.level, mask_level, self.level if written else 0)
         other = "0.0" if expr.dtype in FLOAT8 else "0"  # Triton converts no integer to these
-        text = f"tl.load({self.pointer(buffer, index, dims, offset)}{f', {mask}, other={other}' if mask else ''})"
+        hint = ', eviction_policy="evict_first"' if "r" in dims and self.memory(buffer) in self.streamed else ""
+        pointer = self.pointer(buffer, index, dims, offset)
+        text = f"tl.load({pointer}{f', {mask}, other={other}' if mask else ''}{hint})"
         self.loads.setdefault(self.memory(buffer), []).append(text)
         return self.bind(text, dims, level)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from fusewright.codegen.analysis import tree_size, values_of, walk
@@ -48,6 +49,7 @@ def generate(
     Unsupported."""
     made: dict[Hashable, DeviceKernel] = {}
     found: dict[str, DeviceKernel] = {}
+    readers = Counter(name for kernel in kernels for name in kernel.buffers if name not in kernel.written)
     for kernel in kernels:
         scalars = _scalars(kernel, buffers)
         wide = _is_wide(kernel, buffers)
@@ -61,10 +63,12 @@ def generate(
         if tile is None and is_blockwise(kernel):
             tile = tile_of(kernel)
         places = frozenset(kernel.buffers.index(name) for name in given)
-        structure = (signature(kernel), scalars, wide, aligned, tile, places)
+        again = frozenset(name for name in kernel.buffers if readers[name] > 1)
+        rest = (places, frozenset(kernel.buffers.index(name) for name in again))
+        structure = (signature(kernel), scalars, wide, aligned, tile, rest)
         first = made.get(structure)
         if first is None:
-            first = made[structure] = _generate(kernel, processor, scalars, (wide, aligned, given), tile)
+            first = made[structure] = _generate(kernel, processor, scalars, (wide, aligned, given, again), tile)
         found[kernel.name] = DeviceKernel(
             kernel.name, first.key, first.symbol, first.text, first.signature, first.aligned, kernel.buffers,
             first.scalars, first.spills,
@@ -130,12 +134,12 @@ def _generate(
     kernel: Kernel,
     processor: Processor,
     scalars: frozenset[int],
-    memory: tuple[bool, Sequence[bool], frozenset[str]],
+    memory: tuple[bool, Sequence[bool], frozenset[str], frozenset[str]],
     tile: Tile | ProductTile | None,
 ) -> DeviceKernel:
     """memory: whether an index may not fit 32 bits, which parameters are aligned, buffers that are there before any
-    kernel runs."""
-    wide, aligned, given = memory
+    kernel runs, buffers that other kernels read too."""
+    wide, aligned, given, again = memory
     stages, numbers = STAGES, frozenset(kernel.buffers[k] for k in scalars)
     if isinstance(tile, ProductTile):
         stages = tile.stages
@@ -146,7 +150,7 @@ def _generate(
         else:
             made = emit_product(kernel, wide, tile, given)
     else:
-        made = emit_kernel(kernel, processor, numbers, wide, tile)
+        made = emit_kernel(kernel, processor, numbers, wide, tile, again)
     types = [("" if k in scalars else "*") + _type(dtype, k in scalars) for k, dtype in enumerate(kernel.dtypes)]
     types += ["*" + TYPES[spill.dtype] for spill in made.spills]
     pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))

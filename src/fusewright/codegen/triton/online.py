@@ -14,7 +14,6 @@ import torch
 
 from fusewright.base.records import dataclass
 from fusewright.codegen.analysis import Shape, StageView, values_of, walk
-from fusewright.codegen.triton.values import Value
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Expression, Load, LocalValue, Store
 from fusewright.schedule.expressions import Rewriter
@@ -28,6 +27,8 @@ STEP = 4096
 of 32,768 bfloat16 goes at 92% of a copy's speed (two loops: 75%)."""
 ELEMENTS_A_THREAD = 32
 STAGES = 3
+LOADED = 16
+"""Bytes that a thread loads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +113,13 @@ def _reads_what_is_written(shape: Shape, first: int, second: int) -> bool:
 
 
 def begin(e: Emitter, pair: Pair) -> None:
-    """The accumulators, before the loop."""
-    for maximum, total in map(_names, pair.reductions):
-        e.lines[0].append(f'{maximum} = tl.full({e.shape_text(frozenset("x"))}, float("-inf"), tl.float32)')
-        e.lines[0].append(f"{total} = tl.full({e.shape_text(frozenset('xr'))}, 0, tl.float32)")
+    """The accumulators, before the loop: a maximum and a sum for each group of neighbours in a step, which one thread
+    loads together. So no step waits for other threads."""
+    for reductions in pair.reductions:
+        maximum, total = _names(reductions)
+        groups = f"[X, R // {_group(reductions)}]"
+        e.lines[0].append(f'{maximum} = tl.full({groups}, float("-inf"), tl.float32)')
+        e.lines[0].append(f"{total} = tl.full({groups}, 0, tl.float32)")
 
 
 def body(e: Emitter, pair: Pair) -> None:
@@ -126,11 +130,13 @@ def body(e: Emitter, pair: Pair) -> None:
         if e.row_mask is not None:
             text = f'tl.where({e.row_mask.text}, {value.text}, float("-inf"))'
             value = e.bind(text, value.dims, e.level_of(value, e.row_mask))
+        group = _group(reductions)
         e.lines[1] += [
-            f"{maximum}_now = lib.maximum({maximum}, tl.reduce({value.text}, 1, lib.maximum)[:, None])",
-            # Nothing can be subtracted from a maximum of negative infinity: such a block adds zeros.
-            f'{maximum}_finite = tl.where({maximum}_now == float("-inf"), 0.0, {maximum}_now)',
-            f"{total} = {total} * tl.exp({maximum} - {maximum}_finite) + tl.exp({value.text} - {maximum}_finite)",
+            f"{maximum}_all = tl.reshape({value.text}, [X, R // {group}, {group}])",
+            f"{maximum}_now = lib.maximum({maximum}, tl.reduce({maximum}_all, 2, lib.maximum))",
+            f"{maximum}_finite = {_finite(f'{maximum}_now')}",
+            f"{total} = {total} * tl.exp({maximum} - {maximum}_finite)",
+            f"{total} += tl.sum(tl.exp({maximum}_all - {maximum}_finite[:, :, None]), 2)",
             f"{maximum} = {maximum}_now",
         ]
 
@@ -140,9 +146,23 @@ def close(e: Emitter, pair: Pair) -> None:
     row = frozenset("x")
     for reductions in pair.reductions:
         maximum, total = _names(reductions)
-        e.locals[reductions[0].local] = Value(maximum, row)
-        text = f'tl.where({maximum} == float("-inf"), float("nan"), tl.sum({total}, 1)[:, None])'
+        most = e.bind(f"tl.reduce({maximum}, 1, lib.maximum)[:, None]", row, 0)
+        finite = e.bind(_finite(most.text), row, 0)
+        sums = f"tl.sum({total} * tl.exp({maximum} - {finite.text}), 1)[:, None]"
+        e.locals[reductions[0].local] = most
+        text = f'tl.where({most.text} == float("-inf"), float("nan"), {sums})'
         e.locals[reductions[1].local] = e.bind(text, row, 0)
+
+
+def _finite(maximum: str) -> str:
+    """Nothing can be subtracted from a maximum of negative infinity: what it is of adds zeros."""
+    return f'tl.where({maximum} == float("-inf"), 0.0, {maximum})'
+
+
+def _group(reductions: tuple[Reduce, Reduce]) -> int:
+    """Elements of the row that a thread loads at once."""
+    widths = [expr.dtype.itemsize for expr in walk([reductions[0].value]) if isinstance(expr, Load)]
+    return LOADED // max([*widths, 2])
 
 
 def _names(reductions: tuple[Reduce, Reduce]) -> tuple[str, str]:

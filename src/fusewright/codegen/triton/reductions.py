@@ -7,17 +7,38 @@ accumulators and is closed after the loop.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 import torch
 
+from fusewright.codegen.analysis import Shape
 from fusewright.codegen.device_kernel import Unsupported
 from fusewright.codegen.triton.operations import language_type
 from fusewright.codegen.triton.values import Value
 from fusewright.schedule.plan import Reduce, ScanStep
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.estimate import estimate
 
 if TYPE_CHECKING:
     from fusewright.codegen.triton.values import Emitter
+
+def streamed(shape: Shape, joined: Container[int]) -> frozenset[str]:
+    """Memory of which a kernel that walks its rows in steps reads each element once (`joined`: places of stages that run
+    in the loop of another one): it need not take the place of
+    what others will read in the cache (a maximum of 16384x2048 halves on an H100: FIGURE)."""
+    readers: dict[str, int] = {}
+    once: set[str] = set()
+    for view in (view for place, view in enumerate(shape.views) if place not in joined):
+        axes = [axis for axis in (*shape.outer, *view.axes) if estimate(axis.extent) > 1]
+        for access in view.accesses:
+            memory = shape.aliases.get(access.buffer, access.buffer)
+            readers[memory] = readers.get(memory, 0) + 1
+            steps = [sizes.coefficient(access.index, axis.symbol) for axis in axes]
+            if view.axes and not access.store and not access.bound and 0 not in steps:
+                once.add(memory)
+    return frozenset(memory for memory in once if readers[memory] == 1)
+
 
 _LAST = str((1 << 31) - 1)
 _LAST_WIDE = str((1 << 63) - 1)

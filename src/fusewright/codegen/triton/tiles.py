@@ -11,7 +11,7 @@ points times the inner axes; persistent when a row fits registers, else walked i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -208,12 +208,22 @@ def _crossing_axes(shape: Shape) -> tuple[Axis, Axis] | None:
     total = points(shape.outer)
     for access in accesses:
         axis = unit_axis(access, shape.outer)
-        if axis is None or axis is along or estimate(axis.extent) < 16:
+        if axis is None or axis is along or _run(access, axis, [one for one in shape.outer if one is not along]) < 16:
             continue
         walked = points(a for a in shape.outer if sizes.coefficient(access.index, a.symbol) != 0)
         if walked * 4 > total and sizes.coefficient(access.index, along.symbol) != 0:
             return axis, along
     return None
+
+
+def _run(access: Access, unit: Axis, axes: Sequence[Axis]) -> int:
+    """Neighbouring elements that the access walks along `unit` and the axes outside of it, one after the other."""
+    run = estimate(unit.extent)
+    for axis in reversed(axes[: axes.index(unit)]):
+        if sizes.coefficient(access.index, axis.symbol) != run:
+            break
+        run *= estimate(axis.extent)
+    return run
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ LIBRARY: list[tuple[Pass, str]] = [
     (depthwise_gradients, "Computes gradients of depthwise weights over small images on contiguous copies."),
     (biased_linear, "Gives linear layers with a bias in bfloat16 to oneDNN."),
     (quick_products, "Gives large products in float32 to oneDNN where it is much quicker than eager's library."),
-    (norm_results, "Writes out the results of batch normalisation as pointwise in their statistics."),
+    (norm_results, "Writes out the results of batch normalisation and log-softmax as pointwise in their statistics."),
     (attention_backward, "Writes out the gradients of attention over short sequences."),
     (recomputed_scores, "Computes attention's scores on a GPU again for their gradients, instead of saving them."),
     (dce, "Removes what that left unused."),

@@ -353,7 +353,8 @@ class Lowering:
 
     def shared(self, value: Value) -> Value:
         """`value`, realised unless several loops may as well recompute it."""
-        if not isinstance(value.expression, ir.Load) and not is_cheap(ex.cost(value.expression)):
+        found = value.expression
+        if not isinstance(found, ir.Load) and not is_cheap(ex.cost(found)) and ex.marked(found) is None:
             self.realize(value)
         return value
 
@@ -425,10 +426,8 @@ class Lowering:
         `ex.accumulator(...)`, the identity if not given."""
         result_dtype = torch.int64 if kind in ("argmax", "argmin") else expression.dtype
         final = ex.accumulator(result_dtype) if finish is None else finish
-        only = None if reduced else ex.of_one(kind, expression)
-        if kind == "sum" and reduced and type_.device.type == "cuda":
-            only = ex.summed(expression, reduced, self.binder)
-        if only is not None:  # it needs no loop
+        only = ex.without_loop(kind, expression, reduced, self.binder if type_.device.type == "cuda" else None)
+        if only is not None:
             mapping = {
                 sym: new
                 for sym, new in zip(axes, axis_symbols(type_.shape))

@@ -344,6 +344,19 @@ MAX_SUMMED, MAX_SUMMED_LOADS = 4, 16
 """Points of a sum that is written out, and what it may load."""
 
 
+def without_loop(
+    kind: ir.ReductionKind, expression: Expression, reduced: Sequence[ir.Axis], binder: Binder | None
+) -> Expression | None:
+    """What a reduction gives as an expression, where it needs no loop. With a binder, also the sum over very few
+    points."""
+    if not reduced:
+        return of_one(kind, expression)
+    found = one_term(expression, reduced) if kind == "sum" else None
+    if found is None and kind == "sum" and binder is not None:
+        found = summed(expression, reduced, binder)
+    return found
+
+
 def summed(expression: Expression, reduced: Sequence[ir.Axis], binder: Binder) -> Expression | None:
     """The sum over very few points, written out: a GPU has a lane for each point of a reduction, and here little to do
     for it. None where that is too much."""
@@ -357,6 +370,69 @@ def summed(expression: Expression, reduced: Sequence[ir.Axis], binder: Binder) -
         for place in places
     ]
     return of_one("sum", functools.reduce(add, terms))
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """`value` where the index `place` is `number` and `rest` is true, 0 elsewhere; cast to each of `casts` in turn."""
+
+    place: Expr
+    number: Expression
+    rest: Expression
+    value: Expression
+    casts: tuple[torch.dtype, ...]
+
+
+def marked(expression: Expression) -> Marked | None:
+    """The parts of an expression that is not 0 at one place at most, of each row: the gradient of a loss at its class,
+    or a class as ones and zeros. What it is made of does not depend on the place."""
+    casts: list[torch.dtype] = []
+    while isinstance(expression, Apply) and expression.op == "cast":
+        casts.insert(0, expression.dtype)
+        expression = expression.args[0]
+    hit, value = expression, ir.constant(True, torch.bool)
+    if isinstance(expression, Apply) and expression.op == "where":
+        hit, value, other = expression.args
+        if not isinstance(other, Constant) or other.value != 0:
+            return None
+    if hit.dtype is not torch.bool:
+        return None
+    parts = list(_conjuncts(hit))
+    for part in parts:
+        if isinstance(part, Apply) and part.op == "eq":
+            for index, number in (part.args, part.args[::-1]):
+                if isinstance(index, IndexValue) and isinstance(index.index, sizes.Symbol):
+                    others = [other for other in parts if other is not part]
+                    if all(is_free_of(one, index.index) for one in (number, value, *others)):
+                        rest = functools.reduce(both, others, ir.constant(True, torch.bool))
+                        return Marked(index.index, number, rest, value, tuple(casts))
+    return None
+
+
+def _conjuncts(condition: Expression) -> Iterator[Expression]:
+    if isinstance(condition, Apply) and condition.op == "logical_and":
+        for part in condition.args:
+            yield from _conjuncts(part)
+    else:
+        yield condition
+
+
+def is_free_of(expression: Expression, place: Expr) -> bool:
+    """Whether the expression is the same at each `place`."""
+    return not any(
+        place in sizes.free_symbols(node.index) for node in walk(expression) if isinstance(node, (Load, IndexValue))
+    )
+
+
+def one_term(expression: Expression, reduced: Sequence[ir.Axis]) -> Expression | None:
+    """The sum over an axis of what is not 0 at one place of it at most: what is there, if the place exists."""
+    found = marked(expression) if len(reduced) == 1 else None
+    if found is None or found.place is not reduced[0].symbol:
+        return None
+    number, value = found.number, found.value
+    exists = both(ge(number, 0), lt(number, index_as(reduced[0].extent, number.dtype)))
+    term = where(both(exists, found.rest), value, ir.constant(0, value.dtype))
+    return of_one("sum", functools.reduce(ir.cast, found.casts, term))
 
 
 def of_one(kind: ir.ReductionKind, expression: Expression) -> Expression:

@@ -1,8 +1,11 @@
-"""Batch normalisation in training: its result is pointwise in its statistics, so that the backward computes it again instead of reading it."""
+"""Batch normalisation and log-softmax in training: their results are pointwise in their statistics, so that the backward computes them again
+instead of reading them."""
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ import torch
 from torch import nn
 
 import fusewright
+from fusewright.autograd import partition as stage
 from fusewright.autograd.joint import JointGraph, Split
-from fusewright.autograd.partition import choose_saved, saved_bytes, split
+from fusewright.autograd.partition import choose_saved, saved_bytes
 
 IMAGES = (4, 6, 5, 5)
 
@@ -106,14 +110,23 @@ def test_under_autocast_the_statistics_are_float32() -> None:
         assert (mine.double() - theirs.double()).norm() <= 5e-2 * theirs.double().norm() + 1e-2
 
 
-def test_only_the_convolutions_are_saved() -> None:
-    """Neither the normalised result, nor the activation, nor padding by hand is saved beside the convolution's result."""
+def saved_by(monkeypatch: pytest.MonkeyPatch, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[Any]:
+    """What a compiled training step saves beside its inputs."""
     seen: list[list[Any]] = []
+    original = stage.split
 
-    def partition(joint: JointGraph) -> Split:
+    def partition(joint: JointGraph, **options: Any) -> Split:
         seen.append([node for node in choose_saved(joint) if node.op != "placeholder"])
-        return split(joint)
+        return original(joint, **options)
 
+    monkeypatch.setattr(stage, "split", partition)
+    fusewright.compile(function, fullgraph=True, options={"disk_cache": False})(*inputs).sum().backward()
+    (saved,) = seen
+    return saved
+
+
+def test_only_the_convolutions_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the normalised result, nor the activation, nor padding by hand is saved beside the convolution's result."""
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3),
         nn.BatchNorm2d(16),
@@ -123,15 +136,49 @@ def test_only_the_convolutions_are_saved() -> None:
         nn.BatchNorm2d(8),
         nn.ReLU6(),
     )
-    from fusewright.autograd import partition as stage
-
-    original = stage.split
-    stage.split = lambda joint, **options: partition(joint)
-    try:
-        compiled = fusewright.compile(net, fullgraph=True, options={"disk_cache": False})
-        compiled(torch.randn(2, 3, 20, 20)).sum().backward()
-    finally:
-        stage.split = original
-    (saved,) = seen
+    saved = saved_by(monkeypatch, net, torch.randn(2, 3, 20, 20))
     large = [node for node in saved if saved_bytes(node) > 1024]
     assert [node.target for node in large] == [torch.ops.aten.convolution.default] * 2
+
+
+def test_a_loss_over_classes_saves_two_numbers_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the scores in bfloat16, which are the caller's: not their log-softmax in float32."""
+    x, y = torch.randn(64, 512, dtype=torch.bfloat16, requires_grad=True), torch.randint(0, 512, (64,))
+    saved = saved_by(monkeypatch, lambda x, y: nn.functional.cross_entropy(x.float(), y), x, y)
+    assert sum(map(saved_bytes, saved)) <= 3 * 64 * 4, [(node, node.meta["type"]) for node in saved]
+
+
+def test_a_loss_saves_the_product_that_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, y = torch.randn(64, 32), torch.randn(32, 512, requires_grad=True), torch.randint(0, 512, (64,))
+    saved = saved_by(monkeypatch, lambda x, w, y: nn.functional.cross_entropy(x @ w, y), x, w, y)
+    assert [node.target for node in saved if saved_bytes(node) > 1024] == [torch.ops.aten.mm.default]
+
+
+SCORES = {
+    "rows": lambda: (torch.randn(6, 7), 1),
+    "columns": lambda: (torch.randn(6, 7, 3), 1),
+    "transposed": lambda: (torch.randn(7, 6).t(), -1),
+    "no_dimensions": lambda: (torch.randn(()), 0),
+    "no_elements": lambda: (torch.randn(3, 0), 1),
+    "infinities": lambda: (torch.tensor([[-math.inf, 1.0], [-math.inf, -math.inf], [math.inf, 0.0], [math.nan, 0.0]]), 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SCORES)
+def test_gradients_of_log_softmax(name: str, dtype: torch.dtype) -> None:
+    scores, dim = SCORES[name]()
+    scores = scores.to(dtype)
+
+    def step(run: Callable[..., torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        y = run(x, dim)
+        return [y, torch.autograd.grad(y.sin().sum(), x)[0]]
+
+    expected, exact = step(torch.log_softmax, scores), step(torch.log_softmax, scores.double())
+    found = step(fusewright.compile(lambda x, dim: torch.log_softmax(x, dim), fullgraph=True), scores)
+    for mine, theirs, true in zip(found, expected, exact, strict=True):
+        assert mine.stride() == theirs.stride() and torch.equal(mine.isfinite(), theirs.isfinite())
+        rounded = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype]
+        error, eager = ((one.double() - true).nan_to_num(0, 0, 0).abs() for one in (mine, theirs))
+        assert not error.gt(eager + rounded * (1 + true.nan_to_num(0, 0, 0).abs())).any()

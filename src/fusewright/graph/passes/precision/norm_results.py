@@ -1,10 +1,11 @@
-"""The result of a batch normalisation by its own statistics is written out: pointwise in its input, mean and 1 /
-deviation.
+"""The results of a batch normalisation by its own statistics and of a log-softmax are written out: pointwise in their
+input and what is known of each channel or row.
 
-Takes and gives a functional joint graph. The operator keeps the sums (and the running statistics); its result becomes x
-* alpha + beta. So the partition sees that the backward can compute the result, and the activation behind it, again from
-what it reads anyway, and does not save them beside it. The running statistics that the gradient is handed, and does not
-look at, are taken from it: and not saved.
+Takes and gives a functional joint graph. The batch normalisation's operator keeps the sums (and the running
+statistics); its result becomes x * alpha + beta. A log-softmax whose gradient is computed becomes (x - maximum) -
+log(sum). So the partition sees that the backward can compute the result, and the activation behind it, again from what
+it reads anyway, and does not save them beside it: nor as float32 what is in memory as halves. The running statistics
+that the gradient is handed, and does not look at, are taken from it: and not saved.
 Always holds: the arithmetic is that of the operator's own kernel (see loops/lower/norms.py), in the type in which it
     computes.
 """
@@ -19,6 +20,7 @@ import torch.fx
 
 from fusewright.graph.builder import Builder, building_for
 from fusewright.graph.passes.context import PassContext
+from fusewright.sizes.expressions import known_lt
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -49,7 +51,33 @@ def norm_results(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
             if not context.allow(f"running statistics: {node.name}"):
                 break
             node.args = (gradient, x, weight, None, None, saved_mean, saved_root, train, *rest)
+    for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+        if any(user.target is aten._log_softmax_backward_data.default for user in node.users):
+            if _has_rows(node) and context.allow(f"log-softmax: {node.name}"):
+                _write_out_log_softmax(graph, node)
     return graph
+
+
+def _has_rows(node: Node) -> bool:
+    kind: TensorType = node.meta["type"]
+    return kind.ndim > 0 and known_lt(0, kind.shape[node.args[1]]) is True  # type: ignore[index]
+
+
+def _write_out_log_softmax(graph: torch.fx.Graph, node: Node) -> None:
+    x, dim = node.args[:2]
+    assert isinstance(x, Node)
+    kind: TensorType = node.meta["type"]
+    working = torch.float64 if kind.dtype is torch.float64 else torch.float32
+    build = building_for(graph, node)
+    with graph.inserting_before(node):
+        wide = x if x.meta["type"].dtype is working else build.call(aten._to_copy.default, x, dtype=working)
+        shifted = build.call(aten.sub.Tensor, wide, build.call(aten.amax.default, wide, [dim], True))
+        total = build.call(aten.sum.dim_IntList, build.call(aten.exp.default, shifted), [dim], True)
+        result = build.call(aten.sub.Tensor, shifted, build.call(aten.log.default, total))
+        if kind.dtype is not working:
+            result = build.call(aten._to_copy.default, result, dtype=kind.dtype)
+        node.replace_all_uses_with(build.restride(result, kind))
+    graph.erase_node(node)
 
 
 def _write_out(graph: torch.fx.Graph, node: Node) -> None:
