@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusewright.base.records import replace
 from fusewright.graph.passes.clean.functionalise import functionalise
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
@@ -73,6 +74,19 @@ def record(
     result = recorder.call(lambda: function(*traced))
     graph = recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
     return functionalise(graph), recorder.constants
+
+
+def on_a_gpu(
+    function: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    symbolic: Mapping[int, Mapping[int, str]] | None = None,
+) -> LoopProgram:
+    """The loops of what lies on a GPU, whether there is one or not."""
+    graph, constants = record(function, inputs, symbolic)
+    for node in graph.nodes:
+        if isinstance(node.meta.get("type"), TensorType):
+            node.meta["type"] = replace(node.meta["type"], device=torch.device("cuda", 0))
+    return lower(graph, constants)
 
 
 def lowered(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> LoopProgram:

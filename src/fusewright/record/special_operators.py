@@ -317,6 +317,7 @@ _COLLECTIVES = {
     if torch.distributed.is_available() and hasattr(getattr(torch.ops, NAMESPACE), name)
 }
 
+_CUDNN_GRID = (0, 0, True)  # bilinear, zeros around, aligned corners: all that cuDNN samples
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
     **decompositions.OPERATORS,
@@ -341,6 +342,14 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     # otherwise.
     aten._native_batch_norm_legit_no_training.default: lambda recorder, args, kwargs: recorder.dispatch(
         aten.native_batch_norm.default, (*args[:5], False, *args[5:]), kwargs
+    ),
+    # What PyTorch samples a grid by on a GPU is known by its general form alone: loops compute that, and its types are
+    # known.
+    aten.cudnn_grid_sampler.default: lambda recorder, args, kwargs: recorder.dispatch(
+        aten.grid_sampler_2d.default, (*args, *_CUDNN_GRID), kwargs
+    ),
+    aten.cudnn_grid_sampler_backward.default: lambda recorder, args, kwargs: recorder.dispatch(
+        aten.grid_sampler_2d_backward.default, (args[2], *args[:2], *_CUDNN_GRID, [True, True]), kwargs
     ),
     aten.size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
     aten.size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def function_of(code: DeviceKernel) -> Any:
     return scope[code.symbol]
 
 
-def _number_programs() -> None:
+def _mend_interpreter() -> None:
     """NumPy makes no Python number of an array of one element any more, which the interpreter counts on where a loop starts at a program's
     number, or at what is computed of it: gives the first as an array without dimensions, and takes the other's element."""
     import numpy
@@ -44,6 +44,9 @@ def _number_programs() -> None:
     InterpreterBuilder.create_get_program_id = lambda self, axis: TensorHandle(
         numpy.asarray(self.grid_idx[axis], numpy.int32), tl.int32
     )
+    # the larger and the smaller number: NaN loses, as on a GPU
+    InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
+    InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmin)
 
 
 def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None) -> None:
@@ -56,7 +59,7 @@ def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Map
     ]
     arguments += [torch.full((evaluate(spill.elements, sizes),), 113, dtype=spill.dtype) for spill in code.spills]
     arguments += [evaluate(symbol, sizes) for symbol in code.sizes]
-    _number_programs()
+    _mend_interpreter()
     function_of(code)[(grid,)](*arguments)
 
 

@@ -16,11 +16,10 @@ from fusewright.loops.lower import lower
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
-from fusewright.sizes.tensor_type import TensorType
 from tests.codegen.triton.harness import TINY, run_code, run_plan
 from tests.graph.texts import graph_of
-from tests.loops import reference as loops
-from tests.loops.tracing import lowered, record
+from tests.loops import reference as loops, tracing
+from tests.loops.tracing import lowered
 from tests.schedule import programs
 from tests.schedule.reference import schedule
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
@@ -358,11 +357,7 @@ def test_halves_are_added_in_float32(name: str) -> None:
 
 def on_a_gpu(function: Callable[..., object], inputs: list[torch.Tensor]) -> Plan:
     """The plan of what lies on a GPU, whether there is one or not."""
-    graph, constants = record(function, inputs)
-    for node in graph.nodes:
-        if isinstance(node.meta.get("type"), TensorType):
-            node.meta["type"] = replace(node.meta["type"], device=torch.device("cuda", 0))
-    return schedule(lower(graph, constants), GPU)
+    return schedule(tracing.on_a_gpu(function, inputs), GPU)
 
 
 def rotated(x: torch.Tensor, weight: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
@@ -420,6 +415,23 @@ def test_many_points_that_add_to_few_places_are_sums(name: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("batch", [1, 5, 16])
+def test_places_in_an_image_are_computed_once_for_several_channels(batch: int, layout: torch.memory_format) -> None:
+    x, scale = torch.randn(batch, 3, 7, 9).contiguous(memory_format=layout), r(batch, 3, 1, 1)
+
+    def resampled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=(11, 13), mode="bilinear") * scale
+
+    plan = on_a_gpu(resampled, [x, scale])
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    assert ("Y: tl.constexpr" in code.text) == (batch > 1 or layout is torch.contiguous_format), code.text
+    wanted = resampled(x, scale)
+    made = torch.full_like(wanted, 113.0)
+    run_code(code, {"in0": x, "in1": scale, code.buffers[-1]: made})
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("size", [(11, 5), (3, 20), (7, 9)], ids=str)
 def test_cubic_resampling_of_rows_in_short_integers(size: tuple[int, int], corners: bool) -> None:
@@ -435,3 +447,51 @@ def test_cubic_resampling_of_rows_in_short_integers(size: tuple[int, int], corne
     memory = {"in0": x, **{name: torch.full((2, 3, *size), 113.0) for name in code.buffers if name != "in0"}}
     run_code(code, memory)
     torch.testing.assert_close(memory[code.buffers[-1]], resampled(x), rtol=1e-4, atol=1e-5)
+
+
+GRIDS = {
+    "channels": ((2, 6, 9, 11), torch.contiguous_format),
+    "channels side by side": ((2, 6, 9, 11), torch.channels_last),
+    "three channels": ((1, 3, 9, 11), torch.contiguous_format),
+    "eleven channels": ((1, 11, 9, 11), torch.contiguous_format),
+    "one channel": ((3, 1, 9, 11), torch.contiguous_format),
+}
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("name", GRIDS)
+def test_places_in_a_grid_are_computed_once_for_several_channels(name: str, mode: str, padding: str) -> None:
+    shape, layout = GRIDS[name]
+    image, grid = torch.randn(shape).contiguous(memory_format=layout), 1.3 * torch.randn(shape[0], 7, 5, 2)
+    grid[0, 0] = torch.tensor([[float("nan"), 0.2], [1e20, 0.1], [float("inf"), -3], [-1e10, 5], [-1, 1]])
+
+    def sampled(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, g * 0.9, mode=mode, padding_mode=padding, align_corners=False) * 2
+
+    plan = on_a_gpu(sampled, [image, grid])
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    assert ("Y: tl.constexpr" in code.text) == (shape[1] in (3, 6)), code.text
+    assert "int64" not in re.sub(r"\(v\d+\)\.to\(tl\.int64\)", "", code.text), "positions are computed in 64 bits"
+    wanted = sampled(image, grid)
+    made = torch.full_like(wanted, 113.0)
+    run_code(code, {"in0": image, "in1": grid, code.buffers[-1]: made})
+    if mode == "bilinear" and padding == "zeros":
+        wanted = torch.where(grid.isfinite().all(-1)[:, None], wanted, 0)  # as on a GPU
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_points_of_a_thread_are_written_over_what_they_are_computed_from() -> None:
+    """An input that is updated."""
+    inputs = [torch.randn(2, 8, 9, 11), torch.randn(2, 7, 5, 2), torch.randn(2, 8, 7, 5)]
+
+    def function(x: torch.Tensor, g: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return kept.addcmul_(F.grid_sample(x, g, align_corners=True), kept.sin())
+
+    plan = on_a_gpu(function, inputs)
+    (kernel,) = plan.kernels.values()
+    (code,) = generate([kernel], plan.buffers, TINY).values()
+    assert "Y: tl.constexpr" in code.text and code.text.count("lib.sin") == 8
+    wanted = function(*inputs[:2], inputs[2].clone())
+    run_plan(plan, inputs)
+    torch.testing.assert_close(inputs[2], wanted, rtol=1e-4, atol=1e-4)

@@ -20,7 +20,7 @@ import torch
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.analysis import Shape, StageView, analyse, values_of, walk
 from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
-from fusewright.codegen.triton import indices, online, operations, reductions, short_integers
+from fusewright.codegen.triton import indices, online, operations, reductions, short_integers, unrolled
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.operations import HALVES, Style
 from fusewright.codegen.triton.positions import grouped, positions
@@ -153,8 +153,7 @@ class Emitter:
         for place, view in enumerate(self.shape.views):
             if place not in done:
                 self._stage(view, pairs.get(place))
-        size_names = [str(symbol) for symbol in kernel.sizes]
-        parameters = (*(self.names[name] for name in (*kernel.buffers, *self.spilled)), *size_names)
+        parameters = (*(self.names[name] for name in (*kernel.buffers, *self.spilled)), *map(str, kernel.sizes))
         spills = tuple(
             Spill(scratch.dtype, scratch.size * indices.total(self.shape.outer))
             for name in self.spilled
@@ -169,7 +168,7 @@ class Emitter:
     def _grid(self) -> Dim:
         tile = self._plain_tile
         grid = sizes.ceil_div(indices.total(tile.x_axes), tile.x)
-        return grid * sizes.ceil_div(indices.total(tile.y_axes), tile.y) if tile.kind == "square" else grid
+        return grid * sizes.ceil_div(indices.total(tile.y_axes), tile.y) if tile.y_axes else grid
 
     @property
     def _plain_tile(self) -> Tile:
@@ -182,12 +181,12 @@ class Emitter:
         out = self.lines[0]
         out.append(f"X: tl.constexpr = {tile.x}")
         program = f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}"
-        if tile.kind == "square":
-            out.append(f"Y: tl.constexpr = {tile.y}")
+        if tile.y_axes:
             across, _ = self._size_text(sizes.ceil_div(indices.total(tile.x_axes), tile.x))
-            out.append(f"program = {program}")
-            out.append(f"x = (program % ({across})) * X + tl.arange(0, X)[None, :]")
-            out.append(f"y = (program // ({across})) * Y + tl.arange(0, Y)[:, None]")
+            out += [f"Y: tl.constexpr = {tile.y}", f"program = {program}"]
+            column, row = ("[None, :]", " + tl.arange(0, Y)[:, None]") if tile.kind == "square" else ("", "")
+            out.append(f"x = (program % ({across})) * X + tl.arange(0, X){column}")
+            out.append(f"y = (program // ({across})) * Y{row}")
         else:
             out.append(f"x = {program} * X + tl.arange(0, X){'[:, None]' if tile.kind == 'rows' else ''}")
         for name, axes, block in (("x", tile.x_axes, tile.x), ("y", tile.y_axes, tile.y)):
@@ -256,7 +255,7 @@ class Emitter:
                 level = max(level, found.level)
                 return found.text, found.dims
             text = str(symbol)
-            return text, frozenset(text) if text in ("x", "y") else indices.NOTHING
+            return text, frozenset(text) & self._full() if text in ("x", "y") else indices.NOTHING
 
         def bind(text: str, dims: frozenset[str]) -> str:
             return self.bind(text, dims, level).text
@@ -273,13 +272,13 @@ class Emitter:
         if not view.axes or self.tile.kind != "rows":
             self.row = self.row_mask = self.row_symbol = None
             self.mapping = dict(self.outer_mapping)
-            self._statements(view.stage.statements)
+            unrolled.statements(self, view.stage.statements)
             return
         extent = indices.total(view.axes)
         if self.tile.persistent:
             self._make_row(extent)
             self._enter_row(view, extent)
-            self._statements(view.stage.statements)
+            self.run_statements(view.stage.statements)
             return
         self._loop(view, extent, pair)
 
@@ -321,9 +320,9 @@ class Emitter:
         self.row_mask = None if whole else Value("r_mask", frozenset("r"), 1)
         self.level = 1
         if pair is None:
-            self._statements(view.stage.statements)
+            self.run_statements(view.stage.statements)
         else:
-            self._statements([one for one in view.stage.statements if not isinstance(one, Reduce)])
+            self.run_statements([one for one in view.stage.statements if not isinstance(one, Reduce)])
             online.begin(self, pair)
             online.body(self, pair)
         before.append(f"for base in range(0, {text}, R):")
@@ -353,7 +352,7 @@ class Emitter:
         """The name under which the memory of a buffer is known."""
         return self.shape.aliases.get(buffer, buffer)
 
-    def _statements(self, statements: Sequence[Statement]) -> None:
+    def run_statements(self, statements: Sequence[Statement]) -> None:
         for statement in statements:
             if isinstance(statement, Define):
                 self.locals[statement.local] = self.evaluate(statement.value)
@@ -493,15 +492,14 @@ class Emitter:
         found: frozenset[str] = frozenset().union(*(part.dims for part in parts))
         return " & ".join(part.text for part in parts), found, self.level_of(*parts)
 
-    def pointer(self, buffer: str, index: Value, dims: frozenset[str]) -> str:
-        """`name + index` in the shape of `dims`."""
-        name = self.names[buffer]
-        if index.dims == dims:
-            return f"{name} + {grouped(index.text)}"
-        shape = self.shape_text(dims)
-        if not index.dims:
-            return f"{name} + {grouped(index.text)} + tl.zeros({shape}, {self.index_type})"
-        return f"{name} + tl.broadcast_to({index.text}, {shape})"
+    def pointer(self, buffer: str, index: Value, dims: frozenset[str], offset: int = 0) -> str:
+        """`name + index + offset` in the shape of `dims`."""
+        place = grouped(index.text)
+        if index.dims != dims:
+            spread = f"{place} + tl.zeros({self.shape_text(dims)}, {self.index_type})"
+            place = f"tl.broadcast_to({index.text}, {self.shape_text(dims)})" if index.dims else spread
+        text = f"{self.names[buffer]} + {place}"
+        return f"{self.bind(text, dims, index.level).text} + {offset}" if offset else text
 
     def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> None:
         for symbol, expr in bindings:
@@ -510,13 +508,14 @@ class Emitter:
                 value if self.wide else self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level)
             )
 
-    def _address(self, buffer: str, index: Dim) -> Value:
-        """The flat index of an access; into a spilled row, that of this program's part."""
+    def _address(self, buffer: str, index: Dim) -> tuple[Value, int]:
+        """The flat index of an access and what is to be added; into a spilled row, that of this program's part."""
+        index, offset = unrolled.parted(self.tile, index)
         if buffer in self.spilled:
             size = next(scratch.size for scratch in self.kernel.scratch if scratch.name == buffer)
             for axis, position in positions(self.shape.outer):
                 index = index + sizes.substitute(axis.symbol, self.outer_mapping) * position * size
-        return self.index(index)
+        return self.index(index), offset
 
     def _load(self, expr: Load) -> Value:
         buffer = expr.buffer
@@ -535,7 +534,7 @@ class Emitter:
                 return found
         if buffer not in self.names:
             raise NeedsMemory(buffer)
-        index = self._address(buffer, flat)
+        index, offset = self._address(buffer, flat)
         mask, mask_dims, mask_level = self.mask_text(index.dims)
         dims = index.dims | mask_dims
         if dims != index.dims:
@@ -544,7 +543,8 @@ class Emitter:
         level = max(index.level, mask_level, self.level if written else 0)
         other = "0.0" if expr.dtype in FLOAT8 else "0"  # Triton converts no integer to these
         hint = ', eviction_policy="evict_first"' if "r" in dims and self.memory(buffer) in self.streamed else ""
-        text = f"tl.load({self.pointer(buffer, index, dims)}{f', {mask}, other={other}' if mask else ''}{hint})"
+        pointer = self.pointer(buffer, index, dims, offset)
+        text = f"tl.load({pointer}{f', {mask}, other={other}' if mask else ''}{hint})"
         self.loads.setdefault(self.memory(buffer), []).append(text)
         return self.bind(text, dims, level)
 
@@ -557,13 +557,13 @@ class Emitter:
         if store.buffer not in self.names:  # row memory in registers
             self.stored[store.buffer, flat] = value
             return
-        index = self._address(store.buffer, flat)
+        index, offset = self._address(store.buffer, flat)
         dims = index.dims | value.dims if store.mode == "write" else self._full()
         mask, mask_dims, _ = self.mask_text(dims)
         if mask_dims - dims:
             dims = dims | mask_dims
             mask, _, _ = self.mask_text(dims)
-        pointer = self.pointer(store.buffer, index, dims)
+        pointer = self.pointer(store.buffer, index, dims, offset)
         text = value.text
         if value.dims != dims and dims:
             text = f"tl.broadcast_to({text}, {self.shape_text(dims)})"

@@ -1,12 +1,13 @@
 """Integers of 64 bits whose values fit 32: computed in 32, which a GPU does several times faster.
 
 Takes expressions of a kernel that counts in 32 bits; gives values of 32 bits, or None where a value may not fit. Always
-holds: a conversion from a float is one of 32 bits only between two numbers that are not negative, where both kinds
-(the processor's saturate) give the same.
+holds: a conversion from a float is one of 32 bits only where the float is held between two numbers, or the integer
+between two that are not negative, where both kinds (the processor's saturate) give the same.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -76,10 +77,22 @@ def _range(expr: Expression) -> Range | None:
             found = number, number
         case Apply(op="cast", args=(argument,)) if argument.dtype in _TYPES:
             found = -_END, _END - 1
+        case Apply(op="cast", args=(argument,)) if argument.dtype.is_floating_point:
+            found = _held(argument)
         case Apply(op="minimum" | "maximum" | "add" | "sub" | "mul" as op, args=(a, b)):
             left, right = _range(a), _range(b)
             found = _clamped(expr) if left is None or right is None else _combined(op, left, right)
     return found if found is not None and -_END <= found[0] and found[1] < _END else None
+
+
+def _held(expr: Expression) -> Range | None:
+    """The whole numbers between which a float is held; NaN is, too."""
+    match expr:
+        case Apply(op="floor" | "ceil" | "round" | "trunc", args=(inner,)):
+            return _held(inner)
+        case Apply(op="fmin", args=(Apply(op="fmax", args=(_, Constant(value=least))), Constant(value=most))):
+            return (math.floor(least), math.ceil(most)) if -_END < least <= most < _END else None
+    return None
 
 
 def _clamped(expr: Apply) -> Range | None:

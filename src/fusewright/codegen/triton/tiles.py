@@ -4,9 +4,9 @@ measured.
 Takes a normalised kernel (`Shape`) and a `Processor`; gives a `Tile`. Always holds: blocks are powers of two; a
 persistent tile holds a whole row.
 
-Three kinds. "flat": pointwise work, the outer axes as one. "square": pointwise work whose accesses are contiguous along
-different axes, in tiles of both. "rows": outer points times the inner axes; persistent when a row fits registers, else
-walked in steps.
+Three kinds. "flat": pointwise work, the outer axes as one; or all but one, of which each thread computes several
+points. "square": pointwise work whose accesses are contiguous along different axes, in tiles of both. "rows": outer
+points times the inner axes; persistent when a row fits registers, else walked in steps.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ over batch, height and width of 32x256x56x56 halves on an H100: 0.038 ms instead
 RESIDENT_WARPS = 32
 """Warps a multiprocessor below which blocks of columns have twice as many: too few loads are on their way (maxima of
 the columns of 16384x2048 bfloat16 on an H100: 33 us instead of 42)."""
+MUCH_WORK = 12
+"""Operations that compute places, from which on points with the same places share a thread."""
 MOST_POINTS = 32 * 1024
 """Points of a block of up to eight warps that is worth a try."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """x, y, r: block sizes. x_axes, y_axes: outer axes along each, outermost first. persistent: a row is one block."""
+    """x, y, r: block sizes. x_axes, y_axes: outer axes along each, outermost first (of a flat tile the points along y
+    are a thread's). persistent: a row is one block."""
 
     kind: str
     x: int
@@ -121,6 +124,15 @@ def _pointwise(shape: Shape, processor: Processor) -> Tile:
         x = min(power_of_two(estimate(along.extent)), side)
         y = min(power_of_two(points((*rest, across))), max(side, 1024 // x))
         return Tile("square", x, 1, _clamp(x * y // 512, 1, 8), (along,), y, (*rest, across))
+    sharing = _sharing(shape)
+    if sharing is not None:
+        axis, y = sharing
+        rest = tuple(other for other in shape.outer if other is not axis)
+        each, warps = 8 // y or 1, 4
+        while warps > 1 and points(shape.outer) // (32 * each * warps * y) < 2 * processor.units:
+            warps //= 2
+        x = min(32 * each * warps, power_of_two(points(rest)))
+        return Tile("flat", x, 1, _clamp(x // (32 * each), 1, warps), rest, y, (axis,))
     total = points(shape.outer)
     each = 8 if _width(shape) <= 2 else 4
     if sum(map(_heavy, shape.views)) > 150:
@@ -149,6 +161,25 @@ def _loads_apart(shape: Shape) -> int:
     along = shape.outer[-1].symbol
     found = [access for view in shape.views for access in view.accesses if not access.store and not access.bound]
     return sum(sizes.coefficient(access.index, along) not in (0, 1) for access in found)
+
+
+def _sharing(shape: Shape) -> tuple[Axis, int] | None:
+    """The longest axis along which the places of loads are the same (the channels of an image that is resampled), where
+    they are much work; and the points along it for which a thread computes them once."""
+    if len(shape.views) != 1:
+        return None
+    (view,) = shape.views
+    places = [value for access in view.accesses if not access.store for _, value in access.bound]
+    if sum(isinstance(one, Apply) for one in walk(places)) < MUCH_WORK:
+        return None
+    used = frozenset[object]().union(*(view.facts(value).deps for value in places))
+    stored = {unit_axis(access, shape.outer) for access in view.accesses if access.store}
+    for axis in sorted(shape.outer, key=lambda axis: -estimate(axis.extent)):
+        if axis.symbol not in used and axis not in stored and isinstance(axis.extent, int):
+            count = next((count for count in (8, 4, 3, 2, 5, 7) if axis.extent % count == 0), 1)
+            if count > 1:
+                return axis, count
+    return None
 
 
 def _in_memory_order(shape: Shape) -> tuple[Axis, ...]:

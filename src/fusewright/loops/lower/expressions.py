@@ -153,6 +153,9 @@ tanh = _arithmetic("tanh")
 sigmoid = _arithmetic("sigmoid")
 erf = _arithmetic("erf")
 floor = _arithmetic("floor")
+rint = _arithmetic("round")
+fmin = _arithmetic("fmin")
+fmax = _arithmetic("fmax")
 eq = _predicate("eq")
 ne = _predicate("ne")
 lt = _predicate("lt")
@@ -387,7 +390,8 @@ def marked(expression: Expression) -> Marked | None:
     while isinstance(expression, Apply) and expression.op == "cast":
         casts.insert(0, expression.dtype)
         expression = expression.args[0]
-    hit, value = expression, ir.constant(True, torch.bool)
+    true: Expression = ir.constant(True, torch.bool)
+    hit, value = expression, true
     if isinstance(expression, Apply) and expression.op == "where":
         hit, value, other = expression.args
         if not isinstance(other, Constant) or other.value != 0:
@@ -401,8 +405,9 @@ def marked(expression: Expression) -> Marked | None:
                 if isinstance(index, IndexValue) and isinstance(index.index, sizes.Symbol):
                     others = [other for other in parts if other is not part]
                     if all(is_free_of(one, index.index) for one in (number, value, *others)):
-                        rest = functools.reduce(both, others, ir.constant(True, torch.bool))
-                        return Marked(index.index, number, rest, value, tuple(casts))
+                        return Marked(
+                            index.index, number, functools.reduce(both, others, true), value, tuple(casts)
+                        )
     return None
 
 
