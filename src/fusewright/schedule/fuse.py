@@ -385,16 +385,17 @@ class Fuser:
     def _cuts_runs(self, group: Group, recipe: Recipe) -> bool:
         """Whether a row of the group would be many short pieces of memory, between them those of other rows (a group of
         channels, in channels-last images)."""
-        nest, outer = group.nests[-1], len(recipe.outer)
-        extents = recipe.extents(nest.extents)[outer:]
-        for access in nest.accesses:
-            if access.affine:
-                steps = recipe.vector(nest.table[access.index][1])[outer:]
-                runs = [estimate(extent) for extent, step in zip(extents, steps) if type(step) is int and step == 1]
-                walked = estimate(product(extent for extent, step in zip(extents, steps) if step != 0))
-                width = self.buffers[access.buffer].element.itemsize
-                if runs and runs[-1] * width < SHORT_RUN and walked >= SHORT_RUN_ROWS * runs[-1]:
-                    return True
+        outer = len(recipe.outer)
+        for nest in group.nests:
+            extents = recipe.extents(nest.extents)[outer:]
+            for access in nest.accesses:
+                if access.affine:
+                    steps = recipe.vector(nest.table[access.index][1])[outer:]
+                    runs = [estimate(extent) for extent, step in zip(extents, steps) if type(step) is int and step == 1]
+                    walked = estimate(product(extent for extent, step in zip(extents, steps) if step != 0))
+                    width = self.buffers[access.buffer].element.itemsize
+                    if runs and runs[-1] * width < SHORT_RUN and walked >= SHORT_RUN_ROWS * runs[-1]:
+                        return True
         return False
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:
