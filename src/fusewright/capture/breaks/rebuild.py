@@ -53,6 +53,7 @@ from fusewright.capture.breaks.contents import (
     is_waiting,
     iterated,
     reaches_itself,
+    slot_contents,
     viewed,
 )
 from fusewright.capture.call import transforms as call_transforms
@@ -172,7 +173,7 @@ def _with_attributes(code: Code, value: Any, text: str) -> str:
     """Fills the instance dictionary and slots of the object that `text` makes."""
     kind = type(value)
     attributes = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
-    slots = [(name, member.__get__(value)) for name, member in classes.slots(kind) if _is_bound(member, value)]
+    slots = list(slot_contents(value))
     if not attributes and not slots:
         return text
     name = text if text.isidentifier() else code.start(value, text)
@@ -182,14 +183,6 @@ def _with_attributes(code: Code, value: Any, text: str) -> str:
     for slot, content in slots:
         code.lines.append(f"object.__setattr__({name}, {slot!r}, {code.expression(content)})")
     return name
-
-
-def _is_bound(member: types.MemberDescriptorType, value: object) -> bool:
-    try:
-        member.__get__(value)
-    except AttributeError:
-        return False
-    return True
 
 
 def build_object(code: Code, value: Any) -> str:

@@ -468,7 +468,7 @@ def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> No
     elements = list(list.__iter__(owner))
     list.clear(owner)  # what a key or a comparison sees of the list
     try:
-        elements = ordering.sort(tracer, elements, kwargs)
+        ordering.sort(tracer, elements, kwargs)
         if list.__len__(owner):
             raise UserException(ValueError("list modified during sort"))
     finally:

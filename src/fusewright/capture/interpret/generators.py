@@ -8,6 +8,7 @@ frame that an exception passes keeps a name for it (its traceback holds the fram
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any, NoReturn
 
@@ -80,6 +81,7 @@ class InterpretedGenerator:
             return
         inner = self._delegate()
         error: BaseException = GeneratorExit()
+        self.tracer.set_context(error)
         if inner is not None:
             try:
                 self._close_inner(inner)
@@ -105,8 +107,8 @@ class InterpretedGenerator:
             raise ValueError("generator already executing")
         frame = self.frame
         raised = error
-        if error is not None and not self.started:
-            frame.finished = True
+        if frame.finished and error is not None:
+            self.tracer.note_thrown(error)
         if not frame.finished:
             if jump is not None:
                 frame.stack[-1] = value  # in place of the inner iterator
@@ -135,6 +137,10 @@ class InterpretedGenerator:
         given: object = None
         finished_by: BaseException | None = None
         try:
+            if error is not None:
+                tracer.note_thrown(error)
+                if handling.error is not None:
+                    tracer.set_context(error)
             given = tracer.execute(frame, error)
         except UserException as signal:
             frame.finished = True
@@ -145,7 +151,7 @@ class InterpretedGenerator:
         tracer.note_suspension(
             self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
         )
-        if isinstance(finished_by, StopIteration):
+        if isinstance(finished_by, StopIteration) and sys.version_info < (3, 12):  # then the body has a handler for that
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
             return None, replaced
