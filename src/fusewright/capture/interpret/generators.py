@@ -151,7 +151,7 @@ class InterpretedGenerator:
         tracer.note_suspension(
             self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
         )
-        if isinstance(finished_by, StopIteration) and sys.version_info < (3, 12):  # then the body has a handler for that
+        if isinstance(finished_by, StopIteration) and sys.version_info < (3, 12):  # later the body has a handler for it
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
             return None, replaced

@@ -60,8 +60,8 @@ def chain(inner: types.TracebackType | None, *places: Place) -> types.TracebackT
 
 class Raised:
     """What is known of an exception that interpreted code has seen raised: the instructions that it left, innermost
-    first, as arguments of `Place`. Of an exception from outside: since the capture began. chained: it has the context that
-    it keeps until it is raised again."""
+    first, as arguments of `Place`. Of an exception from outside: since the capture began. chained: it has the context
+    that it keeps until it is raised again."""
 
     __slots__ = ("chained", "error", "left", "traceback")
 
