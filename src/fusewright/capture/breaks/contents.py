@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from fusewright._native import isinstance
 from fusewright.capture.border.effects import contents, registration
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline

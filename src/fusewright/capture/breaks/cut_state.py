@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import types
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, replace
 
 CONTAINERS = (list, dict, set, collections.deque, str)

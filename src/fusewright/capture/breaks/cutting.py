@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.capture.breaks.cut_state import (
     ARITHMETIC,

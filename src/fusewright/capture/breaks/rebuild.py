@@ -23,6 +23,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import changed, contents, registration
@@ -356,7 +357,8 @@ def _build_builtin(code: Code, value: Any) -> str:
     descriptor = classes.descriptor_of(value, owner)
     if descriptor is None:
         raise GraphBreak("cannot-rebuild", f"the method {value.__name__} of a {type(owner).__qualname__}")
-    if descriptor is classes.lookup(type(owner), value.__name__):
+    hooked = isinstance(classes.lookup(type(owner), "__getattribute__"), types.FunctionType)
+    if descriptor is classes.lookup(type(owner), value.__name__) and not hooked:
         return f"({code.expression(owner)}).{value.__name__}"  # a number too
     return (
         f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import SCALARS

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import cls as classes
@@ -41,7 +42,7 @@ _ATOMIC = (
 )
 _REFLECTIVE = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
-    "__getattr__",  # asked for the others
+    "__getattr__", "__getattribute__",  # asked for the others
 )  # fmt: skip
 _OF_CONTENTS = ("__iter__", "__len__", "append", "items", "__setitem__")
 """What a copy calls for the elements of a container of a class of the program's."""

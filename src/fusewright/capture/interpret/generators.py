@@ -12,7 +12,9 @@ import sys
 import types
 from typing import Any, NoReturn
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, Signal, UserException
+from fusewright.capture.border.absent import STAND_FOR
 from fusewright.capture.border.attributes import GETATTRS
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import settled
@@ -261,3 +263,4 @@ def _getattr_generator(world: World, generator: InterpretedGenerator, name: str)
 
 
 GETATTRS[InterpretedGenerator] = _getattr_generator
+STAND_FOR[InterpretedGenerator] = types.GeneratorType

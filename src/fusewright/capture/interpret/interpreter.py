@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.location import Location
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions

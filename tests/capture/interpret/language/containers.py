@@ -784,3 +784,37 @@ def keys_that_are_known_by_identity():
         return f(x)
 
     return g, [(x(),), (x(), 1), (x(), 3), (x(),)]
+
+
+@program
+def what_a_dict_is_updated_with_is_taken_one_by_one():
+    """So an error leaves what came before it, and what makes the pairs sees them arrive."""
+
+    def pairs(held, last):
+        for number in range(3):
+            yield (number, len(held))
+        if last is not None:
+            yield last
+
+    class Mapping:
+        def __init__(self, held):
+            self.held = held
+
+        def keys(self):
+            return ["a", "b", "zz"]
+
+        def __getitem__(self, key):
+            return {"a": len(self.held), "b": len(self.held)}[key]
+
+    def f(x, outside):
+        said = []
+        for held in (outside, {}, collections.OrderedDict(), collections.Counter()):
+            for given in (pairs(held, None), pairs(held, (1,)), pairs(held, ([], 2)), pairs(held, 5), [(7, 8), (9,)], Mapping(held)):
+                try:
+                    dict.update(held, given) if type(held) is collections.Counter else held.update(given)
+                except Exception as error:
+                    said.append(repr(error))
+            said.append(list(held.items()))
+        return x + 1, said
+
+    return f, [(x(), {}), (x(), {"c": 1})]
