@@ -13,7 +13,7 @@ int fill(PyObject *module) {
     if (first != nullptr) return PyDict_Update(PyModule_GetDict(module), PyModule_GetDict(first));
     bool ok = fw_guards_init(module) == 0 && fw_entry_init(module) == 0 && fw_hook_init(module) == 0;
     ok = ok && fw_machine_code_init(module) == 0 && fw_parameters_init(module) == 0 && fw_module_call_init(module) == 0;
-    ok = ok && fw_sets_init(module) == 0;
+    ok = ok && fw_sets_init(module) == 0 && fw_kinds_init(module) == 0;
     if (ok && fw_plan_init != nullptr) ok = fw_plan_init(module) == 0 && fw_differentiable_init(module) == 0;
     if (ok) first = Py_NewRef(module);
     return ok ? 0 : -1;

@@ -1,5 +1,6 @@
 """Types of the extension module built from csrc/. What is not listed here is internal to one Python file beside it."""
 
+from builtins import isinstance as isinstance  # csrc/kinds.cpp: by the type of a value alone
 from collections.abc import Callable, Set as AbstractSet
 from types import CodeType, FrameType, FunctionType
 from typing import Any

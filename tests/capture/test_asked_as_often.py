@@ -14,6 +14,7 @@ import itertools
 import re
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -424,3 +425,72 @@ def test_an_enum_member_of_another_class() -> None:
     assert compiled(torch.ones(2))[1] == "Shade.RED"
     Shade["RED"].__class__ = Other  # type: ignore[assignment]
     assert compiled(torch.ones(2))[1] == "other"
+
+
+def asked(base: type) -> type:
+    """A subclass that notes which attributes are asked for."""
+
+    def getattribute(self: Any, name: str) -> Any:
+        CALLED.append(name)
+        return base.__getattribute__(self, name)
+
+    return type(f"Asked{base.__name__.title()}", (base,), {"__getattribute__": getattribute})
+
+
+def pretending(kind: type) -> type:
+    """A class whose instances say that they are `kind`, as mocks and proxies do."""
+    return type("Pretending", (Sequence,), {"__class__": property(lambda self: kind), "keys": lambda self: ["a"]})
+
+
+def matched(one: Any) -> int:
+    match one:
+        case int():
+            return 1
+        case {"a": _}:
+            return 2
+        case [1, *_]:
+            return 3
+    return 4
+
+
+ASKING: list[Callable[[torch.Tensor, Any], Any]] = [
+    lambda x, one: isinstance(one, (int, torch.Tensor)), lambda x, one: isinstance(one, collections.abc.Mapping),
+    lambda x, one: one.__class__.__name__, lambda x, one: type(one).__name__, lambda x, one: matched(one),
+    lambda x, one: hasattr(one, "v"), lambda x, one: one == one, lambda x, one: bool(one), lambda x, one: len(one),
+    lambda x, one: (x + 1, [one, {"a": one}]), lambda x, one: sorted([one]), lambda x, one: [*one], lambda x, one: f"{one:>3}"[:0],
+    lambda x, one: one(), lambda x, one: copy.copy(one), lambda x, one: copy.deepcopy(one), lambda x, one: torch.is_tensor(one),
+    lambda x, one: x + one, lambda x, one: torch.mul(one, x), lambda x, one: x[one], lambda x, one: x.sum(one),
+    lambda x, one: torch.full((2,), one), lambda x, one: x.view(one), lambda x, one: x.new_zeros(one),
+    lambda x, one: "-".join(one), lambda x, one: "a%s"[:1] % () + "%s"[:0] % one if type(one) is tuple else {}.update(one),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [
+    *(lambda kind=kind, value=value: asked(kind)(*value) for kind, value in
+      ((object, ()), (list, ([1],)), (tuple, ((1,),)), (int, (1,)), (dict, ({"a": 1},)), (float, (1.0,)))),
+    *(pretending(kind) for kind in (list, dict, int, tuple, str, float, set, ValueError, type, types.FunctionType, slice)),
+])  # fmt: skip
+def test_what_an_object_says_its_class_is_is_asked_as_often(made: Callable[[], Any]) -> None:
+    for program in ASKING:
+
+        def run(function: Callable[..., Any], one: Any) -> Any:
+            CALLED.clear()
+            try:
+                result = type(function(torch.arange(2.0), one)).__name__
+            except Exception as error:
+                result = f"{type(error).__name__}: {error}".split("0x")[0]
+            return result, list(CALLED)
+
+        one, other, compiled = made(), made(), fusewright.compile(program, backend="eager")
+        for _ in range(2):
+            assert run(compiled, other) == run(program, one)
+
+
+def test_the_compiler_looks_at_types_alone() -> None:
+    """Each file that meets objects of the program takes `isinstance` from the extension module, which asks them
+    nothing."""
+    source = Path(fusewright.__file__).parent
+    for path in (*source.glob("capture/**/*.py"), *source.glob("record/*.py")):
+        text = path.read_text()
+        if re.search(r"\bisinstance\(", text):
+            assert re.search(r"^from fusewright\._native import (\w+, )?isinstance$", text, re.M), path

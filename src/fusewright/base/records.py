@@ -27,6 +27,7 @@ class KeepsHash:
     """Base of frozen records that hold one another (a path, an expression): each computes its hash once."""
 
     __slots__ = ("_hash",)
+    _hash: int
 
 
 @dataclass_transform(field_specifiers=(field,))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, Signal, SkipFrame
 from fusewright.capture import batch_of_one as ones

@@ -22,6 +22,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.signals import Signal
 from fusewright.capture.border.copying import is_plain_function, nodes_between, shared_by
 from fusewright.capture.border.memoise import Copied

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.capture.border.values.nested import outside_values
 from fusewright.capture.guards.sources import (
     ArrayTensor,

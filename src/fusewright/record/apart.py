@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 
 Parts = Sequence[torch.Tensor]

@@ -18,6 +18,7 @@ import torch.fx
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.graph.collectives import is_collective
 from fusewright.operators.known_sizes import OF_SIZE
 from fusewright.operators.numpy_calls import NUMPY_CALL

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.operators import known_sizes
 from fusewright.operators.data_dependent import GIVES, MASKS

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.operators.philox import BERNOULLI
 
 if TYPE_CHECKING:

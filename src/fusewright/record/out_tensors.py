@@ -14,6 +14,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.meta_kernels import MetadataChanged

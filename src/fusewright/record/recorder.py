@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
-import torch
 import torch.fx
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from fusewright._native import isinstance
 from fusewright.base.location import Location
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal, untraced

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import shares_in_part, shares_memory, view_chain

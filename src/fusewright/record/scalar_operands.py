@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.operators.schema import argument
 from fusewright.sizes.symfloat import FloatNode, node_of
 

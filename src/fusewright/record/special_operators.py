@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.torch_version import TorchVersion
 from torch.utils import deterministic
 
+from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.known_values import LITERAL, NUMBER

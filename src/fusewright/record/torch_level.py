@@ -17,6 +17,7 @@ import torch
 import torch.fx
 from torch.fx.node import map_aggregate
 
+from fusewright._native import isinstance
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.nodes import add_node

@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import Dim, Relation

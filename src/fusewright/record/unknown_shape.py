@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.signals import Retry
 from fusewright.graph.nodes import leaves
 from fusewright.operators.data_dependent import OF_UNKNOWN_SHAPE

@@ -14,7 +14,7 @@ from fusewright.base.signals import GraphBreak
 
 
 class AbsentTraceback:
-    """See the module's docstring; `isinstance(it, types.TracebackType)` holds. `left` is as in `tracebacks.Raised`."""
+    """See the module's docstring; a program sees a `types.TracebackType`. `left` is as in `tracebacks.Raised`."""
 
     __slots__ = ("error", "left")
 
@@ -31,3 +31,7 @@ class AbsentTraceback:
 
     def __repr__(self) -> NoReturn:
         raise GraphBreak("frame-access", "the text of a traceback: interpreted frames leave none")
+
+
+STAND_FOR: dict[type, type] = {AbsentTraceback: types.TracebackType}
+"""The types of the interpreter's own objects that a program meets, with what they are to it."""

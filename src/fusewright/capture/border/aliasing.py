@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import Guard

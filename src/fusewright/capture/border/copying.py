@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards.types import AnswersAgain
 from fusewright.graph.nodes import leaves

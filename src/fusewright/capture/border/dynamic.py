@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base import marks
 from fusewright.base.errors import DynamicMarkError
 from fusewright.base.signals import Retry, SkipFrame

@@ -16,6 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.sources import Source
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import PLAIN, text_ready
 from fusewright.capture.border.protocols import answered

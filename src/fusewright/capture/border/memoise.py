@@ -24,6 +24,7 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
+from fusewright._native import isinstance
 from fusewright.base.location import Location, Moved
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Retry

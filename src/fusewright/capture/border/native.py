@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.signals import (
     GraphBreak,
     Heard,

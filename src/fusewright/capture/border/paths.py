@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.check import is_constant_key
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native, unwatched

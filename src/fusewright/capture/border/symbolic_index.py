@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
+
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values import cls as classes

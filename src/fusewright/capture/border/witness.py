@@ -13,6 +13,7 @@ from typing import Any
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.capture.border.copying import mapped
 from fusewright.capture.border.native import native

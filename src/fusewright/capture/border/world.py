@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
+from fusewright.capture.border.absent import STAND_FOR
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, ByType
 from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
@@ -433,8 +435,8 @@ class World:
             return type(obj) if wrapper.is_wrapper(obj) else torch.Tensor
         if type(obj) is array.TracedArray:
             return array.array_type(obj)
-        if isinstance(obj, types.GeneratorType):  # an interpreted one says so of itself
-            return types.GeneratorType
+        if type(obj) in STAND_FOR:
+            return STAND_FOR[type(obj)]
         if type(obj) is types.MethodType and type(obj.__self__) is OutsideDict:
             return type(shown_method(obj))
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)

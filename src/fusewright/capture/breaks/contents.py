@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from fusewright._native import isinstance
 from fusewright.capture.border.effects import contents, registration
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline
@@ -147,6 +148,8 @@ def parts(value: Any) -> Any:
         yield from value.__closure__ or ()
         yield from value.__defaults__ or ()
         yield from (value.__kwdefaults__ or {}).values()
+        annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on
+        yield from (value.__doc__, annotate, *(value.__annotations__ if annotate is None else {}).values())
         yield from value.__dict__.values()
     elif kind is types.MethodType:
         yield from (value.__func__, value.__self__)
@@ -181,7 +184,7 @@ def parts(value: Any) -> Any:
     elif isinstance(value, ITERATORS):
         yield from _state_parts(value.__reduce__())
     elif isinstance(value, BaseException):
-        yield from value.args
+        yield from (*value.args, value.__cause__, value.__context__)
         yield from (held(field, value) for field in exception_fields(kind))
     elif kind is InterpretedGenerator and is_waiting(value):
         yield from (value.frame.function, *value.frame.locals[: argument_count(value.frame.function.__code__)])
@@ -191,6 +194,20 @@ def parts(value: Any) -> Any:
         and not isinstance(value, (type, types.ModuleType, functools.partial))
     ):
         yield from object.__getattribute__(value, "__dict__").values()
+    if kind.__flags__ & _HEAP_TYPE and not kind.__module__.startswith("fusewright."):
+        yield from (content for _, content in slot_contents(value))
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def slot_contents(value: Any) -> Any:
+    """The slots of an object that hold something: (name, what it holds)."""
+    for name, member in classes.slots(type(value)):
+        try:
+            yield name, member.__get__(value)
+        except AttributeError:
+            continue
 
 
 def _state_parts(reduced: Any) -> Any:

@@ -16,8 +16,20 @@ from collections.abc import Callable
 from typing import Any
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.records import replace
-from fusewright.capture.breaks.cut_state import CONTAINERS, State, is_quiet
+from fusewright.capture.breaks.cut_state import (
+    ARITHMETIC,
+    BRANCHES,
+    CONTAINERS,
+    GIVES_NUMBER,
+    GIVES_TEXT,
+    MAY_FAIL,
+    TEXT,
+    TIDYING,
+    State,
+    is_quiet,
+)
 from fusewright.capture.breaks.eager_step import CALL, HANDLING, PAUSED, Source, load_global, perform
 from fusewright.capture.bytecode.instructions import NULL, CodeInfo, Handler, Instruction
 from fusewright.capture.bytecode.liveness import live_slots
@@ -126,7 +138,7 @@ class _Cut:
         before = State(self.index, list(self.source.stack), dict(variables), scalars, texts)
         step: list[str] = []
         self.source.handled = self._handled(before)
-        if instruction.action in _BRANCHES:
+        if instruction.action in BRANCHES:
             lines = self._branch(before)
         elif instruction.action == "FOR_ITER":
             lines = self._advance(before)
@@ -232,7 +244,7 @@ class _Cut:
                 continue
             if self.info.handlers[state.index] is not None:
                 return None
-            if action in _BRANCHES:
+            if action in BRANCHES:
                 return lines + self._branch(state) if state.stack[-1] in state.scalars else None
             follower = _FOLLOWERS.get(action)
             if follower is None or not follower(self, state, instruction.operand):
@@ -253,12 +265,15 @@ class _Cut:
         source.handled = self._handled(state)
         before = set(state.stack)
         made_by = self._callee(state, instruction)
+        start = len(lines)
         perform(source, instruction)
         source.stack, source.lines = saved
+        if instruction.action in _FAILING:
+            lines[start:] = self._caught(lines[start:], state.index, self._raised(state.index))
         made = frozenset(value for value in state.stack[-2:] if value is not None and value not in before)
-        if instruction.action in _ARITHMETIC or made_by in _GIVES_NUMBER:
+        if instruction.action in ARITHMETIC or made_by in GIVES_NUMBER:
             state.scalars |= made  # arithmetic on numbers gives numbers (or raises)
-        elif instruction.action in _TEXT or made_by in _GIVES_TEXT:
+        elif instruction.action in TEXT or made_by in GIVES_TEXT:
             state.texts |= made
         if instruction.action not in _GLOBALS and instruction.action not in _METHODS:
             state.fresh |= made
@@ -276,29 +291,27 @@ class _Cut:
     def _branch(self, state: State) -> list[str]:
         """Both exits of a conditional jump."""
         instruction = self.info.instructions[state.index]
-        value = self._text(state.stack[-1])
-        saved = self.source.lines
-        lines: list[str] = []
-        self.source.lines = lines
         self.source.handled = self._handled(state)
-        condition = self.source.apply(bool, value)
-        self.source.lines = saved
-        keeps, jumps_when = _BRANCHES[instruction.action]
+        lines, condition = self._apart(bool, self._text(state.stack[-1]))
+        keeps, jumps_when = BRANCHES[instruction.action]
         rest = state.stack[:-1]
         jumped = replace(state.copy(), index=instruction.target, stack=list(state.stack) if keeps else list(rest))
         passed = replace(state.copy(), index=state.index + 1, stack=list(rest))
         if_true, if_false = (jumped, passed) if jumps_when else (passed, jumped)
         return [*lines, f"if {condition}:", *_indented(self._exit(if_true)), *self._exit(if_false)]
 
+    def _apart(self, function: Callable[..., object], *arguments: str) -> tuple[list[str], str]:
+        """The lines of a call alone, and its result."""
+        saved, self.source.lines = self.source.lines, []
+        result = self.source.apply(function, *arguments)
+        lines, self.source.lines = self.source.lines, saved
+        return lines, result
+
     def _advance(self, state: State) -> list[str]:
         """The next element of an iterator: on in the body with it, or behind the loop."""
         instruction = self.info.instructions[state.index]
-        saved = self.source.lines
-        lines: list[str] = []
-        self.source.lines = lines
         end = self.source.constant(END)
-        element = self.source.apply(next, self._text(state.stack[-1]), end)
-        self.source.lines = saved
+        lines, element = self._apart(next, self._text(state.stack[-1]), end)
         body = replace(state.copy(), index=state.index + 1, stack=[*state.stack, element])
         behind = replace(state.copy(), index=int(instruction.operand), stack=state.stack[:-1])  # type: ignore
         return [*lines, f"if {element} is {end}:", *_indented(self._exit(behind)), *self._exit(body)]
@@ -307,21 +320,25 @@ class _Cut:
         """The step, with its exceptions raised inside a function that stands where the step stood: a resume function
         where the frame handles them, otherwise one that raises and has the user's name and line for the traceback."""
         handler = self._handler()
-        namespace = self.frame.function.__globals__
-        place = self.source.constant(Place(self.info, self.index, namespace))
         if handler is None:
-            again = (
-                f"{self.source.constant(types.FunctionType(raising_code(self.info, self.index), namespace))}(__error)"
-            )
+            again = self._raised(self.index)
         else:
             again = self._resume(State(self.index, before.stack[: handler.depth], before.variables), "__error")
+        return ["__error = None", *self._caught(step, self.index, again, LET_GO)]
+
+    def _raised(self, index: int) -> str:
+        """A call that raises an error where an instruction stands."""
+        function = types.FunctionType(raising_code(self.info, index), self.frame.function.__globals__)
+        return f"{self.source.constant(function)}(__error)"
+
+    def _caught(self, step: list[str], index: int, again: str, *between: str) -> list[str]:
+        place = self.source.constant(Place(self.info, index, self.frame.function.__globals__))
         return [
-            "__error = None",
             "try:",
             *_indented(step),
             "except BaseException as __caught:",
             f"    __error = {place}.catches(__caught)",
-            LET_GO,
+            *between,
             "if __error is not None:",
             "    try:",
             f"        return {again}",
@@ -335,7 +352,7 @@ class _Cut:
         handler = self.info.handlers[self.index]
         index = -1 if handler is None else handler.target
         for _ in range(_FOLLOWED):
-            if index < 0 or self.info.instructions[index].action not in _TIDYING:
+            if index < 0 or self.info.instructions[index].action not in TIDYING:
                 break
             if self.info.instructions[index].action == "RERAISE":
                 outer = self.info.handlers[index]
@@ -395,30 +412,13 @@ def _indented(lines: list[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-# Conditional jumps that ask for a truth value: whether the value stays on the stack when they jump, and on which truth
-# they do.
-_BRANCHES: dict[str, tuple[bool, bool]] = {
-    "POP_JUMP_IF_TRUE": (False, True),
-    "POP_JUMP_IF_FALSE": (False, False),
-    "JUMP_IF_TRUE_OR_POP": (True, True),
-    "JUMP_IF_FALSE_OR_POP": (True, False),
-}
-
-# How cleanup code leaves a frame: the exception that was handled, and the handler's name, are put back.
-_TIDYING = frozenset(
-    {"NOP", "COPY", "SWAP", "POP_TOP", "POP_EXCEPT", "LOAD_CONST", "STORE_FAST", "DELETE_FAST", "RERAISE"}
-)
 _RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 _SETTLING = frozenset({"NOP", "POP_TOP", "STORE_FAST", "POP_EXCEPT"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "NULL_LOAD_GLOBAL", "LOAD_GLOBAL_NULL"})
 _METHODS = frozenset({"LOAD_ATTR", "NULL_LOAD_ATTR", "LOAD_ATTR_NULL"})
-_MAY_FAIL = frozenset({"/", "//", "%", "**", "<<", ">>", "@", "&", "|", "^"})  # an error must show the user's line
-# Operators that give a number for numbers, by how many they take; and what gives a string.
-_ARITHMETIC = {"COMPARE_OP": 2, "COMPARE_OP_BOOL": 2, "BINARY_OP": 2, "UNARY_NOT": 1, "UNARY_NEGATIVE": 1, "TO_BOOL": 1}
 _CALLS = frozenset({"CALL", "CALL_NULL_LAST"})
-_GIVES_NUMBER: tuple[object, ...] = (round, abs, min, max, int, float, bool)
-_GIVES_TEXT: tuple[object, ...] = (str, repr, format)
-_TEXT = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"})
+# What may raise for numbers and strings too, so that an error must show the user's line.
+_FAILING = frozenset({*_CALLS, "FORMAT_VALUE", "FORMAT_WITH_SPEC", "STORE_ATTR", "STORE_SUBSCR"})
 
 
 # What may follow a fresh scalar outside of the graph: whether the instruction touches numbers and strings only, or
@@ -432,7 +432,7 @@ def _takes_simple(count: int) -> Callable[[_Cut, State, Any], bool]:
 
 def _computes(count: int) -> Callable[[_Cut, State, Any], bool]:
     def check(cut: _Cut, state: State, operand: Any) -> bool:
-        return operand not in _MAY_FAIL and all(value in state.scalars for value in state.stack[-count:])
+        return operand not in MAY_FAIL and all(value in state.scalars for value in state.stack[-count:])
 
     return check
 
@@ -468,7 +468,7 @@ def _calls_quietly(cut: _Cut, state: State, operand: tuple[int, tuple[str, ...]]
     if function is None or function not in cut.known:
         return False
     known = cut.known[function]
-    return is_quiet(known) and (known not in _GIVES_NUMBER or _computes_all(state, count))
+    return is_quiet(known) and (known not in GIVES_NUMBER or _computes_all(state, count))
 
 
 def _takes_method(cut: _Cut, state: State, name: str) -> bool:
@@ -485,7 +485,7 @@ def _stores(cut: _Cut, state: State, operand: Any) -> bool:
 
 
 _FOLLOWERS: dict[str, Callable[[_Cut, State, Any], bool]] = {
-    **{action: _computes(count) for action, count in _ARITHMETIC.items()},
+    **{action: _computes(count) for action, count in ARITHMETIC.items()},
     **dict.fromkeys(_GLOBALS, _knows_global),
     "FORMAT_VALUE": _formats,
     "FORMAT_SIMPLE": _takes_simple(1),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
@@ -346,13 +347,15 @@ class Code:
             if (
                 type(value) in ATOMS
                 or self.world.outside(value) is not None
-                or issubclass(type(value), (torch.Tensor, type, types.ModuleType))
+                or issubclass(type(value), (type, types.ModuleType))
             ):
                 continue
             self.counts[id(value)] = self.counts.get(id(value), 0) + 1
             if self.counts[id(value)] == 1:
                 self.alive.append(value)
-                pending += reversed(list(parts(value)))
+                tensor = issubclass(type(value), torch.Tensor)
+                attributes = self.world.tensor_attributes.get(id(value), {}) if tensor else {}
+                pending += reversed(list(attributes.values() if tensor else parts(value)))
 
     def name_root(self, name: str, value: object) -> None:
         """`name` is to hold `value`."""

@@ -23,6 +23,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import changed, contents, registration
@@ -53,6 +54,7 @@ from fusewright.capture.breaks.contents import (
     is_waiting,
     iterated,
     reaches_itself,
+    slot_contents,
     viewed,
 )
 from fusewright.capture.call import transforms as call_transforms
@@ -172,7 +174,7 @@ def _with_attributes(code: Code, value: Any, text: str) -> str:
     """Fills the instance dictionary and slots of the object that `text` makes."""
     kind = type(value)
     attributes = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
-    slots = [(name, member.__get__(value)) for name, member in classes.slots(kind) if _is_bound(member, value)]
+    slots = list(slot_contents(value))
     if not attributes and not slots:
         return text
     name = text if text.isidentifier() else code.start(value, text)
@@ -182,14 +184,6 @@ def _with_attributes(code: Code, value: Any, text: str) -> str:
     for slot, content in slots:
         code.lines.append(f"object.__setattr__({name}, {slot!r}, {code.expression(content)})")
     return name
-
-
-def _is_bound(member: types.MemberDescriptorType, value: object) -> bool:
-    try:
-        member.__get__(value)
-    except AttributeError:
-        return False
-    return True
 
 
 def build_object(code: Code, value: Any) -> str:
@@ -363,7 +357,8 @@ def _build_builtin(code: Code, value: Any) -> str:
     descriptor = classes.descriptor_of(value, owner)
     if descriptor is None:
         raise GraphBreak("cannot-rebuild", f"the method {value.__name__} of a {type(owner).__qualname__}")
-    if descriptor is classes.lookup(type(owner), value.__name__):
+    hooked = isinstance(classes.lookup(type(owner), "__getattribute__"), types.FunctionType)
+    if descriptor is classes.lookup(type(owner), value.__name__) and not hooked:
         return f"({code.expression(owner)}).{value.__name__}"  # a number too
     return (
         f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it

@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 
 _TABLES: Any = opcode  # its tables are not public, and not in its type stub

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.capture.bytecode.instructions import (
     CO_FAST_KINDS,

@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, stamp
 from fusewright.capture.border.native import Trampoline, native, unwatched

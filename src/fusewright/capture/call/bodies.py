@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import changed

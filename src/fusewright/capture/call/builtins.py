@@ -7,6 +7,7 @@ no outside object that it would look into; a callback that it makes enters the i
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dataclasses
 import functools
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import native
@@ -61,7 +63,7 @@ PURE_MODULES = frozenset({
 })  # fmt: skip
 PURE_FUNCTIONS: frozenset[Any] = frozenset({
     abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max,
-    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans, sys.intern,
+    sum, any, all, builtins.isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans, sys.intern,
 })  # fmt: skip
 
 
@@ -370,7 +372,8 @@ def _collect(cls: type) -> Row:
 
 
 def pairs_of(tracer: Tracer, obj: Any) -> Any:
-    """What `dict(obj)` reads: a mapping's pairs (by `keys` and subscripts), or an iterable of pairs."""
+    """What `dict(obj)` reads: a mapping's pairs (by `keys` and subscripts), or an iterable of pairs, each when it is
+    asked for."""
     world = tracer.world
     if type(obj) is OutsideDict or type(obj) in (dict, collections.OrderedDict, collections.defaultdict):
         return for_native(world, obj)
@@ -379,8 +382,11 @@ def pairs_of(tracer: Tracer, obj: Any) -> Any:
     except UserException as signal:
         if not isinstance(signal.exception, AttributeError):
             raise
-        return [pair if type(pair) in PLAIN else tuple(drain(world, pair)) for pair in drain(world, obj)]
-    return [(key, world.getitem(obj, key)) for key in drain(world, tracer.call(keys))]
+        keys = MISSING
+    if keys is not MISSING:
+        return map(lambda key: (key, world.getitem(obj, key)), drain(world, tracer.call(keys)))  # noqa: C417
+    pairs = native_iterable(world, obj)
+    return native(map, lambda pair: pair if type(pair) in PLAIN else tuple(drain(world, pair)), pairs)
 
 
 def _dict(cls: type) -> Row:
@@ -534,8 +540,8 @@ def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 ROWS: list[tuple[Any, Row]] = [
-    (isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr), (hasattr, _hasattr),
-    (setattr, _setattr),
+    (builtins.isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr),
+    (hasattr, _hasattr), (setattr, _setattr),
     (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
     (iter, _iter),
     (next, _next),

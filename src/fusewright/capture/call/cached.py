@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
 from fusewright.capture.border.effects import Effects, stamp

@@ -6,6 +6,7 @@ runs native code of a type that is not known to be harmless is a graph break.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import enum
 import types
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native
@@ -197,7 +199,7 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
     if isinstance(check, types.FunctionType) and not (isinstance(cls, type) and check.__module__ in _KNOWN_CHECKS):
         return truth(world, tracer.call(world.load(check, world.constant(check, "__instancecheck__")), (cls, obj)))
     if not isinstance(cls, type):
-        return native(isinstance, obj, cls)
+        return native(builtins.isinstance, obj, cls)
     world.guard_bases(kind)
     if cls in call_torch.LEGACY_TENSOR_TYPES and isinstance(obj, torch.Tensor):
         return f"torch.{cls.__name__}" == obj.type().replace("torch.cuda.", "torch.")
@@ -207,7 +209,7 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
             for name in sorted(typing._get_protocol_attrs(cls))  # type: ignore
         ]
     if kind is type(obj):
-        answer = native(isinstance, obj, cls)
+        answer = native(builtins.isinstance, obj, cls)
     elif (
         isinstance(obj, torch.Tensor)
         and cls in _FLAGS

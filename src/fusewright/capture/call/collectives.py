@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border.native import native
 from fusewright.operators import messages

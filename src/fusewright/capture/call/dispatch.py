@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import native_ready, torch_function

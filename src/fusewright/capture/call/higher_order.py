@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.call.bodies import (

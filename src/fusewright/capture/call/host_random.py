@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.foresight import MOST
 from fusewright.capture.border.native import native

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from fusewright._native import isinstance
 from fusewright.base import marks
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import unwatched

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import Trampoline, native
@@ -136,7 +137,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
             return native(getattr(owner, name), *args, **kwargs)
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):
-        code = call_support.break_code(getattr(owner, name, None), "opaque-object")
+        bound = fn.__get__(owner, type(owner)) if hasattr(type(fn), "__get__") else fn  # `getattr` may be the program's
+        code = call_support.break_code(bound, "opaque-object")
         raise GraphBreak(code, f"{type(owner).__qualname__}.{name}, which is written in C")
     base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
     if base is not None:
@@ -468,7 +470,7 @@ def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> No
     elements = list(list.__iter__(owner))
     list.clear(owner)  # what a key or a comparison sees of the list
     try:
-        elements = ordering.sort(tracer, elements, kwargs)
+        ordering.sort(tracer, elements, kwargs)
         if list.__len__(owner):
             raise UserException(ValueError("list modified during sort"))
     finally:

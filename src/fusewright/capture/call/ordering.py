@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import SCALARS
@@ -92,8 +93,8 @@ class _Ordered:
             raise signal.exception from None
 
 
-def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> list[Any]:
-    """`sorted(elements, **kwargs)`."""
+def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> None:
+    """`elements.sort(**kwargs)`: where a comparison fails, the elements are in the order in which that leaves them."""
     world = tracer.world
     key = kwargs.get("key")
     keys = elements if key is None else [tracer.call(key, (element,)) for element in elements]
@@ -104,9 +105,14 @@ def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> list[Any]:
     reverse = kwargs.get("reverse", False)
     if type(reverse) in SCALARS or isinstance(reverse, torch.Tensor):
         reverse = world.truth(reverse)
-    order = native(sorted, range(len(elements)), key=ranks.__getitem__, reverse=reverse)
-    return [elements[index] for index in order]
+    order = list(range(len(elements)))
+    try:
+        native(list.sort, order, key=ranks.__getitem__, reverse=reverse)
+    finally:
+        elements[:] = [elements[index] for index in order]
 
 
 def sorted_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return sort(tracer, native(list, listed(tracer.world, args[0])), kwargs)
+    elements = native(list, listed(tracer.world, args[0]))
+    sort(tracer, elements, kwargs)
+    return elements

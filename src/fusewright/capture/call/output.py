@@ -11,6 +11,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native

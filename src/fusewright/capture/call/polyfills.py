@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import cls as classes
@@ -41,7 +42,7 @@ _ATOMIC = (
 )
 _REFLECTIVE = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
-    "__getattr__",  # asked for the others
+    "__getattr__", "__getattribute__",  # asked for the others
 )  # fmt: skip
 _OF_CONTENTS = ("__iter__", "__len__", "append", "items", "__setitem__")
 """What a copy calls for the elements of a container of a class of the program's."""
@@ -111,12 +112,20 @@ def copy_deep(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
-    world = tracer.world
-    value = world.materialise(value)
+    value = tracer.world.materialise(value)
     if _is_atomic(value):
         return value
     if id(value) in memo:
         return memo[id(value)]
+    made = _deep_copy(tracer, value, memo)
+    if made is not value:
+        memo[id(value)] = made
+    return made
+
+
+def _deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
+    made: Any
+    world = tracer.world
     kind = type(value)
     if (
         isinstance(value, torch.Tensor)
@@ -124,13 +133,10 @@ def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
         and value.is_contiguous()
         and world.type_of(value) is torch.Tensor
     ):
-        made = memo[id(value)] = world.torch_call(torch.clone, (value,), {})
-        return made
+        return world.torch_call(torch.clone, (value,), {})
     custom = classes.guarded_lookup(world, kind, "__deepcopy__") if not isinstance(value, torch.Tensor) else None
     if isinstance(custom, types.FunctionType):
-        made = tracer.call(custom, (value, memo))
-        memo[id(value)] = made
-        return made
+        return tracer.call(custom, (value, memo))
     if kind is list:
         made = memo[id(value)] = []
         made.extend(_deep(tracer, element, memo) for element in value)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import Trampoline, TrampolineIterator, native
 from fusewright.capture.border.native_ready import PLAIN, for_native

@@ -6,6 +6,7 @@ has a row here; a C function without a row is a graph break.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import importlib
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.native_ready import for_native
@@ -343,7 +345,7 @@ def _of_gpu(fn: Callable[..., Any]) -> Row:
 
 
 def _is_tensor(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return isinstance((*args, *kwargs.values())[0], torch.Tensor)
+    return tracer.call(builtins.isinstance, ((*args, *kwargs.values())[0], torch.Tensor))
 
 
 def _check_tensor(position: int) -> Row:

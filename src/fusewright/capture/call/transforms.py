@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import Trampoline, unwatched
 from fusewright.capture.border.native_ready import for_native

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 
+from fusewright._native import isinstance
+
 
 class AbstractChecks:
     """Guard callable: abstract base classes still give the same answers about classes that do not derive from them.

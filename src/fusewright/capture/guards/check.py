@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.capture.guards.sources import (
     Attribute,
     Closure,

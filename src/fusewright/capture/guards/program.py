@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.check import (
     SourceError,

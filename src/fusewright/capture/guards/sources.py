@@ -111,7 +111,8 @@ class ProxiedDict(Source):
 class Item(Source):
     """`base[key]` by the builtin container's own method: an index of a list/tuple/deque, a key of a dict.
 
-    `key` is hashable and compared by equality (a str, an int…); a key that is an object is given by identity.
+    A key that is a literal is compared by value, any other one by identity: equality may be the program's code, or give
+    a tensor.
     Item(InstanceDict(x), "weight") prints as `x.weight`, Item(InstanceDict(m)._modules, ...) likewise readable.
     """
 
@@ -125,6 +126,20 @@ class Item(Source):
         """The variable that stands for a key that is no literal (a parameter, in an optimizer's state); None for a
         literal."""
         return None if _is_literal(self.key) else f"__{type(self.key).__name__}_{id(self.key):x}"
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = hash((self.base, self.key if _is_literal(self.key) else id(self.key)))
+            object.__setattr__(self, "_hash", found)
+            return found
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Item:
+            return NotImplemented
+        same = self.key is other.key or (_is_literal(self.key) and _is_literal(other.key) and self.key == other.key)
+        return same and self.base == other.base
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fusewright._native import isinstance
+
 
 def text_of(value: object, depth: int = 0) -> str:
     """A value in a message. The program's code is not run for it: where that would say, the class is named."""

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.libraries import library_path
 from fusewright.capture.guards.types import GlobalState
 

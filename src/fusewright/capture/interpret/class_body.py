@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.bytecode.instructions import NULL
 

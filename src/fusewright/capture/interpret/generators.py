@@ -8,10 +8,13 @@ frame that an exception passes keeps a name for it (its traceback holds the fram
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any, NoReturn
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, Signal, UserException
+from fusewright.capture.border.absent import STAND_FOR
 from fusewright.capture.border.attributes import GETATTRS
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import settled
@@ -80,6 +83,7 @@ class InterpretedGenerator:
             return
         inner = self._delegate()
         error: BaseException = GeneratorExit()
+        self.tracer.set_context(error)
         if inner is not None:
             try:
                 self._close_inner(inner)
@@ -105,8 +109,8 @@ class InterpretedGenerator:
             raise ValueError("generator already executing")
         frame = self.frame
         raised = error
-        if error is not None and not self.started:
-            frame.finished = True
+        if frame.finished and error is not None:
+            self.tracer.note_thrown(error)
         if not frame.finished:
             if jump is not None:
                 frame.stack[-1] = value  # in place of the inner iterator
@@ -135,6 +139,10 @@ class InterpretedGenerator:
         given: object = None
         finished_by: BaseException | None = None
         try:
+            if error is not None:
+                tracer.note_thrown(error)
+                if handling.error is not None:
+                    tracer.set_context(error)
             given = tracer.execute(frame, error)
         except UserException as signal:
             frame.finished = True
@@ -145,7 +153,7 @@ class InterpretedGenerator:
         tracer.note_suspension(
             self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
         )
-        if isinstance(finished_by, StopIteration):
+        if isinstance(finished_by, StopIteration) and sys.version_info < (3, 12):  # later the body has a handler for it
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
             return None, replaced
@@ -255,3 +263,4 @@ def _getattr_generator(world: World, generator: InterpretedGenerator, name: str)
 
 
 GETATTRS[InterpretedGenerator] = _getattr_generator
+STAND_FOR[InterpretedGenerator] = types.GeneratorType

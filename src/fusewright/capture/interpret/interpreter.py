@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.location import Location
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
@@ -52,6 +53,10 @@ _HARMLESS = frozenset(
         "RETURN_VALUE", "RETURN_CONST", "CALL_INTRINSIC_1", "CLEANUP_THROW",
     }
 )  # fmt: skip
+
+
+_RAISE_AGAIN = frozenset({"RERAISE", "CLEANUP_THROW"})
+"""Instructions at which a traceback does not grow."""
 
 
 def _refuse_to_close(frame: Frame, operand: object) -> object:
@@ -156,7 +161,7 @@ class Frame:
         index = self.pc - 1
         handler = self.info.handlers[index]
         instruction = self.info.instructions[index]
-        if instruction.action != "RERAISE" and (instruction.action != "RAISE_VARARGS" or instruction.operand != 0):
+        if instruction.action not in _RAISE_AGAIN and (instruction.action, instruction.operand) != ("RAISE_VARARGS", 0):
             self.tracer.note_raised(error, self)
         self.tracer.forget_traceback(error)
         if handler is None:
@@ -491,6 +496,8 @@ class Tracer:
         state: Handling | None = self.handling
         while state is not None and state.error is None:
             state = state.previous
+        if not replace and (raised := self._raised.get(id(error))) is not None and raised.chained:
+            return  # on its way out: what it passes may be handling something else
         handled = None if state is None else state.error
         if handled is None and error.__context__ is None and not outside:
             self.open_contexts[id(error)] = error
@@ -512,7 +519,12 @@ class Tracer:
         raised = self._raised.get(id(error))
         if raised is None:
             raised = self._raised[id(error)] = Raised(error)
+        raised.chained = True
         raised.left += ((frame.info, frame.pc - 1, frame.function.__globals__),)
+
+    def note_thrown(self, error: BaseException) -> None:
+        """An exception is thrown into a generator: nothing that the callers handle becomes its context."""
+        self._raised.setdefault(id(error), Raised(error)).chained = True
 
     def forget_traceback(self, error: BaseException | None) -> None:
         """Tracebacks of exceptions made inside would show, and keep alive, frames of the interpreter. (None is stored

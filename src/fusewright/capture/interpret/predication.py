@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Retry, Signal, UserException
 from fusewright.capture.border.effects import stamp

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.base.signals import Retry
 from fusewright.capture.bytecode.resume import origin_of
 from fusewright.capture.guards.sources import Item, Local

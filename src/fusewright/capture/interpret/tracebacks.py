@@ -60,11 +60,13 @@ def chain(inner: types.TracebackType | None, *places: Place) -> types.TracebackT
 
 class Raised:
     """What is known of an exception that interpreted code has seen raised: the instructions that it left, innermost
-    first, as arguments of `Place`. Of an exception from outside: since the capture began."""
+    first, as arguments of `Place`. Of an exception from outside: since the capture began. chained: it has the context
+    that it keeps until it is raised again."""
 
-    __slots__ = ("error", "left", "traceback")
+    __slots__ = ("chained", "error", "left", "traceback")
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+        self.chained = False
         self.left: tuple[tuple[CodeInfo, int, dict[str, Any]], ...] = ()
         self.traceback: object = None  # the stand-in for the traceback of just these instructions

@@ -666,3 +666,155 @@ def bytes_and_memory():
         )
 
     return f, [(x(), b"abc"), (x(), b"xbz")]
+
+
+@program
+def a_sort_that_fails():
+    """The list is left as far as it had come."""
+
+    def f(x, outside, reverse):
+        made = [3, 1, 2, 5, 4, "b", 0]
+        failed = []
+        for values, options in ((made, {}), (outside, {"reverse": reverse}), (made, {"key": lambda v: v, "reverse": True})):
+            try:
+                values.sort(**options)
+            except TypeError as error:
+                failed.append(str(error))
+        return x + 1, made, failed
+
+    return f, [(x(), [3, 1, 2, "b"], False), (x(), [2, 3, 1, None, 0], True), (x(), [3, 1, 2], True)]
+
+
+class Sharing:
+    __slots__ = ("one", "other")
+
+
+class Attributed:
+    pass
+
+
+@program
+def what_two_places_share_stays_one():
+    """However the places hold it: slots, attributes, causes, contexts, annotations, tensors."""
+
+    def in_slots(shared):
+        made = Sharing()
+        made.one = made.other = shared
+        return made
+
+    def in_one_slot(shared):
+        made = Sharing()
+        made.one = shared
+        return made
+
+    def in_attributes(shared):
+        made = Attributed()
+        made.one = shared
+        return made
+
+    def in_errors(shared):
+        made, held = ValueError(1), KeyError(2)
+        held.add_note("note")
+        held.more = shared
+        made.__cause__ = held
+        return made
+
+    def in_contexts(shared):
+        try:
+            try:
+                raise KeyError(shared)
+            finally:
+                raise ValueError
+        except ValueError as error:
+            return error
+
+    def in_annotations(shared):
+        def made(one):
+            return one
+
+        made.__annotations__ = {"one": shared}
+        return made
+
+    def in_tensors(shared):
+        made = torch.ones(2)
+        made.tag = shared
+        return made
+
+    def f(x):
+        found = []
+        for make in (in_slots, in_one_slot, in_attributes, in_errors, in_contexts, in_annotations, in_tensors):
+            for first in (False, True):
+                shared = [x.shape[0]]
+                made = make(shared)
+                found.append((made, shared) if first else (shared, made))
+        return x + 1, found
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def a_deep_copy_shares_what_the_original_shares():
+    class Copied:
+        def __deepcopy__(self, memo):
+            return Copied()
+
+    def f(x, held):
+        inner, pair, one, frozen = {2}, ([1], 2), Copied(), frozenset({Attributed})
+        method = inner.copy
+        copied = copy.deepcopy([held, held, inner, inner, pair, pair, pair[0], one, one, frozen, frozen, x, x])
+        return copied, copy.deepcopy({"a": held, "b": pair, "c": [held, pair]}), method()
+
+    return f, [(x(), {1}), (x(), {1, 2})]
+
+
+@program
+def keys_that_are_known_by_identity():
+    """Equal ones, whose comparison is a tensor, or the program's."""
+
+    shared = [1, 2]
+    keys = [torch.ones(1), torch.ones(1), torch.ones(2), torch.ones(2)]
+    held = {key: shared for key in keys}
+
+    def f(x):
+        return x + 1, [sum(value) for value in held.values()], [len(key) for key in held]
+
+    def g(x, place=None):
+        if place is not None:
+            held[keys[place]] = [3 + place]
+        return f(x)
+
+    return g, [(x(),), (x(), 1), (x(), 3), (x(),)]
+
+
+@program
+def what_a_dict_is_updated_with_is_taken_one_by_one():
+    """So an error leaves what came before it, and what makes the pairs sees them arrive."""
+
+    def pairs(held, last):
+        for number in range(3):
+            yield (number, len(held))
+        if last is not None:
+            yield last
+
+    class Mapping:
+        def __init__(self, held):
+            self.held = held
+
+        def keys(self):
+            return ["a", "b", "zz"]
+
+        def __getitem__(self, key):
+            return {"a": len(self.held), "b": len(self.held)}[key]
+
+    def f(x, outside):
+        said = []
+        for held in (outside, {}, collections.OrderedDict(), collections.Counter()):
+            for given in (pairs(held, None), pairs(held, (1,)), pairs(held, ([], 2)), pairs(held, 5), [(7, 8), (9,)], Mapping(held)):
+                try:
+                    dict.update(held, given) if type(held) is collections.Counter else held.update(given)
+                except Exception as error:
+                    said.append(repr(error))
+            said.append(list(held.items()))
+        return x + 1, said
+
+    return f, [(x(), {}), (x(), {"c": 1})]

@@ -622,3 +622,27 @@ def system_exit_and_keyboard_interrupt_escape():
         raise kind("bye")
 
     return f, [(x(), SystemExit), (x(), KeyboardInterrupt)]
+
+
+@program("data-dependent-scalar")
+def errors_right_behind_a_value_show_the_users_line():
+    """A call, a store and a format that take the value of a tensor, and raise."""
+
+    class Narrow:
+        __slots__ = ()
+
+    def f(x, held, spec):
+        if spec == "remove":
+            return held.remove(int(x.sum()))
+        if spec == "attribute":
+            held.one = int(x.sum())
+        if spec == "item":
+            held[int(x.sum())] = 1
+        if spec == "pop":
+            return held.pop(int(x.sum()))
+        return x + 1, f"{x.sum().item():{spec}}"
+
+    return f, [
+        (x(), [1], "remove"), (x(), Narrow(), "attribute"), (x(), (), "item"), (x(), [1, 2], "pop"), (x(), 1, "zz"),
+        (x(), [3], "remove"),
+    ]

@@ -684,3 +684,58 @@ def an_exit_through_native_code():
             return x * end.code
 
     return f, [(x(),), (x(),)]
+
+
+@program
+def what_is_thrown_has_no_context_of_the_callers():
+    """Into generators that have not begun, are suspended, handle something themselves, delegate, or have ended."""
+
+    def plain(x):
+        try:
+            yield x
+            try:
+                raise KeyError("in")
+            except KeyError:
+                yield x
+        finally:
+            x = None
+
+    def delegating(x):
+        yield from plain(x)
+
+    def closed(x, seen):
+        try:
+            yield x
+        except GeneratorExit as error:
+            seen.append(error.__context__)
+            raise
+
+    def thrown(generator, begun, error, handling, seen):
+        for _ in range(begun):
+            next(generator, None)
+        try:
+            if handling:
+                try:
+                    raise IndexError("handled")
+                finally:
+                    generator.throw(error)
+            generator.throw(error)
+        except BaseException as caught:
+            seen.append(caught)
+
+    def f(x):
+        seen = []
+        for make in (plain, delegating):
+            for begun in range(4):
+                for error in (ValueError, StopIteration, GeneratorExit, KeyError("again")):
+                    thrown(make(x), begun, error, False, seen)
+                    thrown(make(x), begun, error, True, seen)
+        generator = closed(x, seen)
+        next(generator)
+        try:
+            raise IndexError("handled")
+        except IndexError:
+            generator.close()
+        return x + 1, seen
+
+    return f, [(x(),), (x(),)]

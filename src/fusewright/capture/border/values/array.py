@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.tensor import placeholder_name

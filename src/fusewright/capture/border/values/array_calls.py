@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.capture.border.values.array import (
     BINARY,
     DTYPES,

@@ -11,6 +11,7 @@ import re
 import types
 from typing import TYPE_CHECKING, Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fusewright._native import isinstance
 from fusewright.capture.border.values import number
 from fusewright.capture.guards.sources import Attribute, Source
 

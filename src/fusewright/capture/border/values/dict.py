@@ -14,6 +14,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DELETED, Shadow, contents
 from fusewright.capture.border.native import Trampoline, native
@@ -205,6 +206,10 @@ class OutsideDict:
 
     def update(self, *others: object, **more: object) -> None:
         self.check_writable()
+        if not all(type(other) in (dict, OutsideDict) for other in others):  # making its pairs may look at this dict
+            self._note_store()
+            self.world.tracer.call(dict.update, (self.materialise(), *others), more)
+            return
         for key, value in dict(*others, **more).items():
             self.store(key, value)
 

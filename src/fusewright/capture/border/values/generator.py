@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DeferredCall
 from fusewright.capture.guards.sources import GeneratorState

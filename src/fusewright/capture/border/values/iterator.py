@@ -13,6 +13,7 @@ import gc
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DeferredCall, changed

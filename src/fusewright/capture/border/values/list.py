@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import Shadow, contents
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.modules import module as torch_module
 
-from fusewright._native import ModuleCall
+from fusewright._native import ModuleCall, isinstance
 from fusewright.base import own_methods
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.values import cls as classes, object as objects

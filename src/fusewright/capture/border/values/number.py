@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.capture.border.dynamic import from_argument, is_symbolic_throughout
 from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED

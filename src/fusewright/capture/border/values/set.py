@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import Shadow, contents
 from fusewright.capture.border.values.constant import is_constant

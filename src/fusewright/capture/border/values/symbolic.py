@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.sizes.expressions import Relation
 from fusewright.sizes.symfloat import has_root, is_share
 from fusewright.sizes.symint import SymNode

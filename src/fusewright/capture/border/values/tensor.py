@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps

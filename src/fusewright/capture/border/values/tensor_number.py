@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.memory import TENSOR_CLASSES
 from fusewright.capture.guards import Guard

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_traceable_wrapper_subclass_type
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched

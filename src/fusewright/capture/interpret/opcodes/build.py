@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.border.values.text import joined

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.bytecode.instructions import NULL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusewright._native import isinstance
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.interpret.assertions import truth

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.bytecode.instructions import NULL, no_special_method

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.interpret.opcodes.table import opcode, user_error
@@ -64,7 +66,7 @@ def _match_class(
 ) -> tuple[object, ...] | None:
     if not isinstance(cls, type):
         raise user_error(TypeError, "called match pattern must be a class")
-    if not frame.tracer.call(isinstance, (subject, cls)):
+    if not frame.tracer.call(builtins.isinstance, (subject, cls)):
         return None
     seen: set[str] = set()
     values: list[object] = []

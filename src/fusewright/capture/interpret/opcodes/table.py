@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.border.values.cls import said_name
