@@ -31,7 +31,7 @@ from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
 from fusewright.operators.schema import OperatorFacts, argument, facts
-from fusewright.record import data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
+from fusewright.record import composites, data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
@@ -109,6 +109,7 @@ class Recorder:
         self.user_gradients: list[Application | Hook] | None = []
         self.freed = self.wrapped = self.recompute = self.retains = False
         self.drew = self.drawn = self.wrote = False  # drew: the present call has drawn random numbers; drawn: others
+        self.cast = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False
@@ -346,8 +347,7 @@ class Recorder:
         if self.has_floats and scalar_operands.holds_float(args, kwargs):
             return scalar_operands.record(self, func, args, kwargs)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
-            # Views have a history here too. Not func.decompose: PyTorch's Python versions are slow and import sympy.
-            with _RecordingMode(self), torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
+            with composites.as_called(self, func, args), _RecordingMode(self):
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         asks = self.data_shapes or self.speculation is not None
         if asks and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:

@@ -328,6 +328,8 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.mul.Tensor: _in_formula(aten.mul.Tensor),
     aten.div.Tensor: _in_formula(aten.div.Tensor),
     aten.resize_.default: _resize,
+    # Autograd answers it, except under inference mode, where nothing has a history.
+    aten.detach_.default: lambda recorder, args, kwargs: args[0],
     aten.index_put_.default: _fill_masked,
     aten.empty_strided.default: _empty_strided,
     aten.new_empty_strided.default: _empty_strided,
