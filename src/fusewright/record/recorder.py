@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from fusewright.base.location import Location
+from fusewright.base.own_methods import operators_replaced
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
 from fusewright.graph.known_values import known_value
@@ -107,9 +108,9 @@ class Recorder:
         self.lines = ForwardLines()
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
-        self.freed = self.wrapped = self.recompute = self.retains = False
+        self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
+        self._decomposes = env is not None and not operators_replaced()
         self.drew = self.drawn = self.wrote = False  # drew: the present call has drawn random numbers; drawn: others
-        self.cast = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False
@@ -262,15 +263,14 @@ class Recorder:
     @contextmanager
     def recording(self, decompositions: bool = True) -> Iterator[None]:
         """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with
-        symbolic sizes, PyTorch's Python versions of composite operators stand in for those in C++, most of which need
-        numbers for sizes."""
+        symbolic sizes PyTorch's Python versions of composite operators stand for those in C++, which need numbers."""
         if self._depth:
             yield
             return
         self._begin()
         try:
             with _RecordingMode(self):
-                if decompositions and self.symbolic:
+                if decompositions and self.symbolic and self._decomposes:
                     with torch._C._EnablePythonDispatcher():
                         yield
                 else:
