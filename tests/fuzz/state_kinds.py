@@ -93,6 +93,12 @@ def fixed(module):
     for number, held in enumerate(module.parameters()):
         held.data = ((torch.arange(held.numel()) * 7 + number) % 9 / 4 - 1).reshape(held.shape).to(f32)
     return module
+def written(result):
+    # what a caller may do with its results
+    for leaf in torch.utils._pytree.tree_leaves(result):
+        with contextlib.suppress(RuntimeError), torch.no_grad():
+            if isinstance(leaf, torch.Tensor): leaf.add_(1)
+    return result
 class MyInt(int): pass
 class MyStr(str): pass
 class MyFloat(float): pass
