@@ -139,6 +139,15 @@ def test_autocast_of_composite_operators_in_inference_mode(fn: Callable[[torch.T
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+def test_the_pseudo_inverse_is_cast_inside(mode: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+    x = torch.randn(3, 2)
+    compiled = fusewright.compile(lambda x: torch.linalg.pinv(x) * 2)
+    for casts in (True, False):
+        with mode(), torch.autocast("cpu", enabled=casts):
+            assert compiled(x).dtype == (torch.linalg.pinv(x) * 2).dtype
+
+
 def test_views_of_inference_tensors_are_inference_tensors() -> None:
     with torch.inference_mode():
         x = torch.ones(2, 3)
