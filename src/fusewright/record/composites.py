@@ -33,7 +33,7 @@ def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> I
             with torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
                 yield
         else:
-            with torch._C._RestorePythonTLSSnapshot():
+            with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
                 yield
     finally:
         recorder.cast = False

@@ -111,7 +111,7 @@ def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
 
 def _pseudo_inverse(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """The one operator that is recorded whole although autocast casts inside its kernel."""
-    with torch._C._RestorePythonTLSSnapshot():  # here autocast's key is shut out
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # autocast is shut out here
         casts = torch.is_autocast_enabled(args[0].device.type)
     if casts:
         raise GraphBreak("operator-failed", "torch.linalg.pinv under autocast")
