@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 import fusewright
-from fusewright.base.events import STREAM, Captured, Event, InternalError
+from fusewright.base.events import STREAM, Captured, Event, FellBack, InternalError
 from fusewright.base.records import dataclass, field
 from tests.fuzz import state
 from tests.fuzz.compare import Leaf, difference, flatten
@@ -233,7 +233,7 @@ def examine(text: str, deviations: Sequence[Deviation] = DEVIATIONS) -> Finding 
     heard: list[Event] = []
 
     def listen(event: Event) -> None:
-        if isinstance(event, InternalError | Captured):
+        if isinstance(event, InternalError | Captured | FellBack):
             heard.append(event)
 
     fusewright.reset()
@@ -257,6 +257,7 @@ def _first_difference(
 ) -> Finding | None:
     steps = steps_of(eager)
     for place, step in enumerate(steps):
+        fell_back = any(isinstance(event, FellBack) for event in heard)  # the next call is captured anew
         heard.clear()
         theirs, mine = eager.run(step), ours.run(step)
         if failed := [event for event in heard if isinstance(event, InternalError)]:
@@ -267,8 +268,9 @@ def _first_difference(
         nudged = functools.partial(_replay, eager, so_far, nudged=True) if HALF.search(text) else lambda: None
         found = difference(mine, theirs, functools.partial(_replay, eager, so_far, wide=True), nudged)
         if found is None:
-            if heard and step.endswith("_again"):
-                return Finding("needless", step, f"{len(heard)} captures of a call that is as the one before")
+            captures = sum(isinstance(event, Captured) for event in heard)
+            if captures and step.endswith("_again") and not fell_back:
+                return Finding("needless", step, f"{captures} captures of a call that is as the one before")
             continue
         again = _replay(eager, so_far)
         if again is None or difference(again, theirs, lambda: None) is not None:

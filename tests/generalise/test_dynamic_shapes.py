@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import fusewright
 from fusewright.base.events import STREAM, Broken, Captured, Compiled, Event, FellBack, InternalError, Skipped
+from fusewright.base.own_methods import operators_replaced
 
 pytestmark = pytest.mark.usefixtures("verified")
 
@@ -387,6 +388,19 @@ def test_recurrent_layers_over_any_length(kind: type[nn.RNNBase], batch_first: b
             torch.testing.assert_close(last(x), net(x)[1])
         with pytest.raises(RuntimeError):
             last(torch.randn(4, 5, 7))
+
+
+def test_replaced_functions_are_not_called_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's Python version of a recurrent cell calls `Tensor.tanh`, which eager's does not."""
+    net, x = nn.GRU(3, 2), torch.randn(4, 1, 3)
+    expected = net(x)[0]
+    for owner, name in ((torch.Tensor, "tanh"), (torch.Tensor, "unsafe_chunk"), (torch, "stack"), (torch, "cat")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda *args, **kwargs: pytest.fail("the program has called nothing of this name"))
+            assert operators_replaced()
+            got = fusewright.compile(lambda x: net(x)[0], dynamic=True)(x)
+        torch.testing.assert_close(got, expected)
+        assert not operators_replaced()
 
 
 def test_the_version_of_one_size_keeps_serving_it() -> None:

@@ -118,6 +118,8 @@ def test_each_call_gives_a_tensor_of_its_own(speculate: bool) -> None:
     assert all(map(torch.equal, found, expected))
     assert [a.stride() for a in found] == [a.stride() for a in expected]
     assert len({a.untyped_storage().data_ptr() for a in found}) == len(found)
+    for x in (torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.0, 2.0]), torch.eye(2)[:1], torch.eye(3)):
+        assert fusewright.compile(torch.nonzero, options=options)(x).stride() == x.nonzero().stride()
 
 
 def test_a_linear_layer_on_selected_rows() -> None:

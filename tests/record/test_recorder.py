@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import fusewright
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
 from fusewright.graph import passes
@@ -109,6 +111,54 @@ def test_modes(mode) -> None:
         assert not any(node.target is torch.ops.aten.linear.default for node in r.graph.nodes)
     with torch.no_grad():
         torch.testing.assert_close(module_of(r)(x, w)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.einsum("ij,kj->ik", x, x),
+        lambda x: torch.einsum("ij,kj,kl->il", x, x, x),
+        lambda x: torch.inner(x, x),
+        lambda x: torch.tensordot(x, x, ([1], [1])),
+        lambda x: torch.linalg.multi_dot([x, x.t(), x]),
+        lambda x: F.linear(x, x),
+        lambda x: torch.matmul(x, x[0]),
+        lambda x: F.cosine_similarity(x, x),
+        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda x: F.cross_entropy(x, torch.tensor([0, 1])),
+    ],
+)
+def test_autocast_of_composite_operators_in_inference_mode(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """There they are broken down by the recorder: their parts are cast, unless the operator itself has been."""
+    x = torch.randn(2, 3)
+    compiled = fusewright.compile(fn, fullgraph=True)
+    for casts in (True, False):
+        with torch.inference_mode(), torch.autocast("cpu", enabled=casts):
+            expected, got = fn(x), compiled(x)
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+def test_the_pseudo_inverse_is_cast_inside(mode: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+    x = torch.randn(3, 2)
+    compiled = fusewright.compile(lambda x: torch.linalg.pinv(x) * 2)
+    for casts in (True, False):
+        with mode(), torch.autocast("cpu", enabled=casts):
+            assert compiled(x).dtype == (torch.linalg.pinv(x) * 2).dtype
+
+
+def test_views_of_inference_tensors_are_inference_tensors() -> None:
+    with torch.inference_mode():
+        x = torch.ones(2, 3)
+    r = Recorder("aten")
+    traced = r.input(x, "x")
+    views = [traced[0], traced.detach(), traced.t(), traced.split(1)[1]]
+    assert all(view.is_inference() for view in views) and not (traced + 1).is_inference()
+    compiled = fusewright.compile(lambda x: x.detach().requires_grad_().exp())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="requires_grad=True on inference tensor"):
+            compiled(x)
 
 
 def test_leaves_and_parameters() -> None:

@@ -251,6 +251,37 @@ def test_a_mutated_buffer_is_no_constant() -> None:
     torch.testing.assert_close(module.count, eager.count)
 
 
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_results_that_depend_on_parameters_alone_are_new_ones(kind: str) -> None:
+    """The caller may write to them: they are computed at each call, from what is prepared."""
+
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if kind == "buffer":
+                self.register_buffer("weight", torch.arange(6.0).reshape(2, 3))
+            else:
+                self.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            whole = self.weight @ self.weight.t() + 1
+            first, second = (self.weight * 2).split(1)
+            return whole, whole.view(4), first, second.t(), x * whole.exp(), self.weight[:1] - 1
+
+    net, x = Table(), torch.ones(2, 2)
+    compiled = fusewright.compile(net, fullgraph=True)
+    expected, kept = net(x), []
+    for _ in range(3):
+        results = compiled(x)
+        for got, value in zip(results, expected):
+            torch.testing.assert_close(got, value)
+        assert results[0].data_ptr() == results[1].data_ptr()
+        assert results[2].untyped_storage().data_ptr() == results[3].untyped_storage().data_ptr()
+        kept.append(results)  # so that no memory is used again
+        for result in results:
+            result.add_(100)
+
+
 def test_prepared_values_go_with_the_compiled_code() -> None:
     net = Net().eval()
     compiled = fusewright.compile(net)

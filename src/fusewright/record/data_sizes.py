@@ -239,10 +239,11 @@ def _nonzero_for_call(
         return NotImplemented
     call = recorder.dispatch
     made: Any = call(aten.nonzero_static.default, (source,), {"size": count})
-    if source.ndim > 1:  # nonzero itself gives its places dimension by dimension
-        columns = call(aten.t.default, (made,), {})
+    # nonzero itself gives its places dimension by dimension, which the stride of a single dimension tells, too
+    columns = call(aten.view.default, (made, (1, count)), {}) if source.ndim == 1 else call(aten.t.default, (made,), {})
+    if source.ndim > 1:
         columns = call(aten.clone.default, (columns,), {"memory_format": torch.contiguous_format})
-        made = call(aten.t.default, (columns,), {})
+    made = call(aten.t.default, (columns,), {})
     recorder.read_sizes[source.node] = (_version(source), made)
     return made
 

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from fusewright._native import isinstance
 from fusewright.base.location import Location
+from fusewright.base.own_methods import operators_replaced
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
 from fusewright.graph.known_values import known_value
@@ -31,7 +32,7 @@ from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
 from fusewright.operators.schema import OperatorFacts, argument, facts
-from fusewright.record import data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
+from fusewright.record import composites, data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
@@ -107,7 +108,8 @@ class Recorder:
         self.lines = ForwardLines()
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
-        self.freed = self.wrapped = self.recompute = self.retains = False
+        self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
+        self._decomposes = env is not None and not operators_replaced()
         self.drew = self.drawn = self.wrote = False  # drew: the present call has drawn random numbers; drawn: others
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
@@ -261,15 +263,14 @@ class Recorder:
     @contextmanager
     def recording(self, decompositions: bool = True) -> Iterator[None]:
         """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with
-        symbolic sizes, PyTorch's Python versions of composite operators stand in for those in C++, most of which need
-        numbers for sizes."""
+        symbolic sizes PyTorch's Python versions of composite operators stand for those in C++, which need numbers."""
         if self._depth:
             yield
             return
         self._begin()
         try:
             with _RecordingMode(self):
-                if decompositions and self.symbolic:
+                if decompositions and self.symbolic and self._decomposes:
                     with torch._C._EnablePythonDispatcher():
                         yield
                 else:
@@ -346,8 +347,7 @@ class Recorder:
         if self.has_floats and scalar_operands.holds_float(args, kwargs):
             return scalar_operands.record(self, func, args, kwargs)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
-            # Views have a history here too. Not func.decompose: PyTorch's Python versions are slow and import sympy.
-            with _RecordingMode(self), torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
+            with composites.as_called(self, func, args), _RecordingMode(self):
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         asks = self.data_shapes or self.speculation is not None
         if asks and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:

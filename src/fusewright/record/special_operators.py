@@ -110,6 +110,15 @@ def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
     return float_of_tensor(recorder, tensor)
 
 
+def _pseudo_inverse(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    """The one operator that is recorded whole although autocast casts inside its kernel."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # autocast is shut out here
+        casts = torch.is_autocast_enabled(args[0].device.type)
+    if casts:
+        raise GraphBreak("operator-failed", "torch.linalg.pinv under autocast")
+    return NotImplemented
+
+
 def _answered_by(
     elements: OpOverload,
 ) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
@@ -330,6 +339,8 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.mul.Tensor: _in_formula(aten.mul.Tensor),
     aten.div.Tensor: _in_formula(aten.div.Tensor),
     aten.resize_.default: _resize,
+    # Autograd answers it, except under inference mode, where nothing has a history.
+    aten.detach_.default: lambda recorder, args, kwargs: args[0],
     aten.index_put_.default: _fill_masked,
     aten.empty_strided.default: _empty_strided,
     aten.new_empty_strided.default: _empty_strided,
@@ -337,6 +348,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.equal.default: _answered_by(aten.eq.Tensor),
     aten.allclose.default: _answered_by(aten.isclose.default),
     aten._ctc_loss.Tensor: _ctc_loss,
+    aten.linalg_pinv.atol_rtol_tensor: _pseudo_inverse,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
     # With symbolic sizes some native code asks the dispatcher for them, and PyTorch writes a BatchNorm in evaluation

@@ -150,8 +150,9 @@ def make_traced(
 def make_view(recorder: Recorder, node: torch.fx.Node | None, type_: TensorType, viewed: TracedTensor) -> TracedTensor:
     """A traced tensor that is a view of `viewed`. As in eager, it is an inference tensor if and only if that is one,
     whatever the present mode is: PyTorch keeps a version counter for both or for neither."""
-    if torch.is_inference_mode_enabled() and not viewed.is_inference():
-        with torch.inference_mode(False):
+    inference = viewed.is_inference()
+    if torch.is_inference_mode_enabled() != inference:
+        with torch.inference_mode(inference):
             traced = make_traced(recorder, node, type_)
     else:
         traced = make_traced(recorder, node, type_)

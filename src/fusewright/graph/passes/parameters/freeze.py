@@ -4,11 +4,12 @@ Takes a functional inference graph whose parameter inputs carry meta["stable"]; 
 the rest reads is one more input, behind the others; gives the steps that compute these inputs (from sizes as they
 usually are, too).
 Always holds: views of parameters stay where they are (they cost nothing), and so does what would need much more memory
-than the parameters that it comes from.
+than the parameters that it comes from, and what leaves the graph: the caller may write to it.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ Node = torch.fx.Node
 
 def split_prepacking(graph: torch.fx.Graph) -> Prepacking | None:
     """What is computed beforehand, or None when there is nothing. `graph` then takes the values as further inputs."""
-    stable = stable_nodes(graph)
+    stable = stable_nodes(graph) - _leaving(graph)
     wanted = [node for node in graph.nodes if node in stable and _is_worth_keeping(node, stable)]
     if not wanted:
         return None
@@ -51,6 +52,26 @@ def split_prepacking(graph: torch.fx.Graph) -> Prepacking | None:
         Ref(position) for position in range(len(inputs) + len(steps) - len(wanted), len(inputs) + len(steps))
     )
     return Prepacking(tuple(inputs), tuple(steps), results, types, usual)
+
+
+def _leaving(graph: torch.fx.Graph) -> set[Node]:
+    """The results, and the values in whose memory they lie."""
+    found: set[Node] = set()
+    left = list(graph.output_node().all_input_nodes)
+    while left:
+        node = left.pop()
+        if node.op == "call_function" and node not in found:
+            found.add(node)
+            if node.target is operator.getitem or _is_view(node):
+                left.append(node.all_input_nodes[0])
+    return found
+
+
+def _is_view(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    known = facts(node.target)
+    return known.is_view or known.parts_of is not None
 
 
 def _is_worth_keeping(node: Node, stable: set[Node]) -> bool:

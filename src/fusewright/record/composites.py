@@ -1,0 +1,51 @@
+"""Composite operators that reach the recorder whole: under inference mode PyTorch does not break them down.
+
+Takes a recorder and an operator; gives the state in which its parts are recorded. Always holds: the parts meet what the
+program's call met: views have a history, and autocast casts, unless an operator around them has its own casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+if TYPE_CHECKING:
+    from fusewright.sizes.interfaces import Recorder
+
+
+@contextmanager
+def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> Iterator[None]:
+    """Here the keys of autograd and autocast are shut out, as in every `__torch_dispatch__`."""
+    if recorder.cast:
+        with torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
+            yield
+        return
+    tensor = next((one for one in _flat(args) if isinstance(one, torch.Tensor)), None)
+    recorder.cast = tensor is not None and _is_cast(func, tensor.device.type)
+    try:
+        if recorder.cast:
+            with torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
+                yield
+        else:
+            with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+                yield
+    finally:
+        recorder.cast = False
+
+
+def _flat(args: Sequence[object]) -> Iterator[object]:
+    for value in args:
+        yield from value if isinstance(value, list | tuple) else (value,)
+
+
+@cache
+def _is_cast(func: OpOverload, device: str) -> bool:
+    """Whether autocast has a rule for the operator itself."""
+    key = f"Autocast{device.upper()}"
+    return key in DispatchKey.__members__ and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
