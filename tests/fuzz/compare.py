@@ -43,12 +43,14 @@ Way = Callable[[Any], Named]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """kind: what kind of fact differs; where: the path to it; ours, eager: the fact, as text."""
+    """kind: what kind of fact differs; where: the path to it; ours, eager: the fact, as text; raised: whether eager
+    has raised."""
 
     kind: str
     where: str
     ours: str
     eager: str
+    raised: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.where}: {self.ours[:300]}, eager {self.eager[:300]}"

@@ -36,7 +36,7 @@ from torch.utils.hooks import RemovableHandle
 
 import fusewright
 from fusewright.base.events import STREAM, Captured, Event, FellBack, InternalError
-from fusewright.base.records import dataclass, field
+from fusewright.base.records import dataclass, field, replace
 from tests.fuzz import state
 from tests.fuzz.compare import Leaf, difference, flatten
 from tests.fuzz.deviations import DEVIATIONS, Deviation
@@ -275,6 +275,7 @@ def _first_difference(
         again = _replay(eager, so_far)
         if again is None or difference(again, theirs, lambda: None) is not None:
             return None  # eager does not agree with itself
+        found = replace(found, raised=eager.error is not None)
         # A row that looks at another program may need the other rows for that one, never itself.
         others = {row: [one for one in deviations if one is not row] for row in deviations}
         if not any(row.covers(found, text, partial(examine, deviations=others[row])) for row in deviations):

@@ -241,26 +241,40 @@ def test_many_rules_were_checked() -> None:
     assert len(SEEN) > 130, f"{len(SEEN)} rules compared; not {missing}"
 
 
-def test_indexing_of_the_first_dimensions() -> None:
-    """Broadcast index tensors, sizes of 1 and strides along them that are of no consequence elsewhere: the rule is eager's, stride by stride, or
-    leaves the question to the meta kernel."""
+def any_layout(shape: list[int], rng: random.Random) -> torch.Tensor:
+    """Zeros: dense in any order of the dimensions, with gaps, expanded, or with strides of no consequence."""
+    order = rng.sample(range(len(shape)), len(shape))
+    turned = torch.zeros([shape[axis] for axis in order], dtype=torch.int64)
+    turned = turned.permute([order.index(axis) for axis in range(len(shape))])
+    if not shape:
+        return turned
+    strange = [7 if size == 1 else step for size, step in zip(shape, turned.stride())]
+    gaps = torch.zeros([size + 1 for size in shape], dtype=torch.int64)[tuple(slice(0, size) for size in shape)]
+    expanded = torch.zeros([1] * len(shape), dtype=torch.int64).expand(shape)
+    return rng.choice((torch.zeros(shape, dtype=torch.int64), turned, turned.as_strided(shape, strange), gaps, expanded))
+
+
+def test_indexing() -> None:
+    """Index tensors anywhere, broadcast, of no elements, of any layout: the rule is eager's, stride by stride."""
     rng = random.Random(0)
-    rule, ruled = RULES[torch.ops.aten.index.Tensor], 0
-    for _ in range(2000):
-        common = [rng.choice((1, 2, 3, 4)) for _ in range(rng.randint(0, 4))]
-        strange = rng.random() < 0.3
-        shapes = [[rng.choice((1, 1, 2, 3, 5)) for _ in range(rng.randint(1, 4))]]
-        for _ in range(rng.randint(1, len(shapes[0]))):
-            shapes.append([rng.choice((size, 1)) for size in common[rng.randint(0, len(common)) :]])
-        x, *places = (torch.zeros(shape, dtype=torch.int64) for shape in shapes)
-        if strange:
-            places = [
-                place.as_strided(place.shape, [7 if n == 1 else s for n, s in zip(place.shape, place.stride())])
-                for place in places
-            ]
-        said = rule(type_of(x), [type_of(place) for place in places])
-        if said is not NotImplemented:
-            ruled += 1
-            found = x[tuple(places)]
-            assert (said.shape, said.stride) == (tuple(found.shape), found.stride()), (shapes, places)  # type: ignore[attr-defined]
-    assert ruled > 1000
+    compared = 0
+    for _ in range(3000):
+        shape = [rng.choice((0, 1, 1, 2, 3, 4)) for _ in range(rng.randint(1, 4))]
+        common = [rng.choice((0, 1, 2, 3)) for _ in range(rng.randint(0, 3))]
+        x, places = any_layout(shape, rng), []
+        for _ in range(rng.randint(1, len(shape))):
+            own = [1 if rng.random() < 0.2 else size for size in common][rng.choice((0, 0, 0, 1)) :]
+            made = any_layout(own, rng).to(rng.choice((torch.int64, torch.int64, torch.int32)))
+            places.append(None if rng.random() < 0.3 else made)
+        if all(place is None for place in places):
+            continue
+        try:
+            found = torch.ops.aten.index.Tensor(x, places)
+        except IndexError:  # nothing is there
+            continue
+        compared += 1
+        types = [None if place is None else type_of(place) for place in places]
+        said = by_rule(torch.ops.aten.index.Tensor, [type_of(x), types], {})
+        assert isinstance(said, TensorType), (x.shape, types)
+        assert (said.shape, said.stride) == (tuple(found.shape), found.stride()), (type_of(x), types)
+    assert compared > 1500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,6 +47,31 @@ def test_of_halves_that_share_elements(dtype: torch.dtype, dynamic: bool) -> Non
     for steps in ((1, 1), (3, 1), (1, 4), (2, 1), (0, 1)):
         x = torch.arange(16).to(dtype).as_strided((4, 3), steps)
         torch.testing.assert_close(compiled(x), F.glu(x, 0), check_stride=True)
+
+
+@pytest.mark.parametrize("operator", ["add", "hypot", "fmax", "remainder", "lerp", "copysign"])
+def test_of_equal_strides_whose_order_is_that_of_unknown_sizes(operator: str) -> None:
+    """Of two dimensions with one stride, the larger is the outer one; sizes of 1 have no stride at all."""
+    more = {"lerp": (0.5,)}.get(operator, ())
+    for options in ({}, {"alpha": 2}) if operator == "add" else ({},):
+        function = functools.partial(getattr(torch, operator), **options)
+        compiled = fusewright.compile(lambda x, y: function(x, y, *more), dynamic=True, recompile_limit=99)
+        for rows, size in ((7, 17), (17, 7), (8, 9), (3, 3)):
+            x = torch.rand(1, rows, 1, 5).permute(3, 0, 1, 2)
+            for y in (torch.rand(99).as_strided((rows, size), (1, 1)), torch.rand(rows, size), torch.rand(size, rows).t()):
+                for one in (x, x.transpose(1, 2), torch.rand(5, 1, 1, size).permute(2, 0, 1, 3)):
+                    if one.shape[2] in (1, rows):
+                        torch.testing.assert_close(compiled(one, y), function(one, y, *more), check_stride=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_of_what_is_rolled(dynamic: bool) -> None:
+    """Two parts, put together in their memory format; no part at all is dense."""
+    compiled = fusewright.compile(lambda x, shift, dim: x.roll(shift, dim), dynamic=dynamic, recompile_limit=99)
+    for shape in ((3, 5, 2, 5), (3, 5, 1, 5), (2, 3, 4, 3)):
+        for x in (torch.rand(shape), torch.rand(shape).to(memory_format=torch.channels_last)):
+            for shift, dim in ((1, 0), (3, 0), (1, 1), (-1, 2), (2, -1), ((1, 2), (0, 3)), ((1, 5), (-1, 1))):
+                torch.testing.assert_close(compiled(x, shift, dim), x.roll(shift, dim), check_stride=True)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

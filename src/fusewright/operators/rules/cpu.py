@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
+from fusewright.operators.rules import pointwise
 from fusewright.operators.rules.common import (
     Rule,
     channels_last_strides,
@@ -33,7 +34,7 @@ from fusewright.operators.rules.common import (
     suggests_channels_last,
 )
 from fusewright.operators.rules.pointwise import promoting
-from fusewright.sizes.expressions import Dim, minimum
+from fusewright.sizes.expressions import Dim, floor_div, minimum
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
@@ -231,6 +232,19 @@ def _angle(said: TensorType, self: TensorType) -> TensorType:
     return _contiguous(said) if self.dtype.is_complex else said
 
 
+def _roll(said: TensorType, self: TensorType, shifts: Sequence[int], dims: Sequence[int]) -> TensorType:
+    """Along each dimension in turn the two parts change places: they are put together in their memory format."""
+    if not dims or 0 in self.shape or self.ndim not in (4, 5):
+        return said
+    for shift, dim in zip(shifts, dims):
+        size = self.shape[dim]
+        start = size - shift - floor_div(size - shift, size) * size
+        shapes = (self.shape[:dim] + (length,) + self.shape[dim % self.ndim + 1 :] for length in (size - start, start))
+        last = not same(start, 0) and all(suggests_channels_last(replace(self, shape=shape)) for shape in shapes)
+        self = replace(said, stride=channels_last_strides(said.shape)) if last else _contiguous(said)
+    return self
+
+
 def _loss_like_input(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
     """Of the input's dtype, and without a reduction in its layout."""
     reduced = said.ndim < self.ndim or said.shape != self.shape
@@ -260,6 +274,7 @@ def _multilabel_margin_loss(said: tuple[TensorType, TensorType], input: TensorTy
     return (replace(said[0], shape=(), stride=()) if input.ndim <= 1 else said[0]), said[1]
 
 
+_PADS = ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
 CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
@@ -278,20 +293,18 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     **dict.fromkeys(
         (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default), _copied_with_gaps
     ),
-    aten.index_add.default: _index_add,
-    aten.index_add_.default: _index_add,
+    **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _index_add),
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     **dict.fromkeys(
         (
             aten.copysign.Tensor,
-            aten.div.Tensor_mode,
-            aten.floor_divide.default,
+            aten.fmax.default,
+            aten.fmin.default,
             aten.heaviside.default,
+            aten.hypot.default,
             aten.logaddexp.default,
             aten.logaddexp2.default,
-            aten.logical_and.default,
-            aten.logical_or.default,
-            aten.logical_xor.default,
+            aten.nextafter.default,
             aten.special_xlog1py.default,
             aten.xlogy.Tensor,
         ),
@@ -302,7 +315,6 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.convolution.default: _convolution,
     aten.glu.default: _glu,
     aten.native_dropout_backward.default: _dropout_backward,
-    aten.pow.Scalar: lambda said, *args: _contiguous(said),
     **dict.fromkeys(
         (aten.flip.default, aten.nan_to_num.default),
         lambda said, self, *args: replace(said, stride=preserved_strides(self)),
@@ -311,28 +323,16 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.ldexp.Tensor: _power_of_two_times,
     aten.angle.default: _angle,
+    aten.roll.default: _roll,
     **dict.fromkeys(
         (aten.binary_cross_entropy.default, aten.huber_loss.default, aten.soft_margin_loss.default), _loss_like_input
     ),
     aten.binary_cross_entropy_backward.default: lambda said, gradient, *args: _loss_like_input(said, *args),
     aten.max_pool3d_with_indices.default: lambda said, self, *rest: tuple(_as_volumes(one, self) for one in said),
     aten.max_pool3d_with_indices_backward.default: lambda said, gradient, self, *rest: _as_volumes(said, self),
+    **dict.fromkeys((getattr(aten, name).default for name in _PADS), _as_input_suggests),
     **dict.fromkeys(
-        (
-            aten.reflection_pad2d.default,
-            aten.reflection_pad3d.default,
-            aten.replication_pad2d.default,
-            aten.replication_pad3d.default,
-        ),
-        _as_input_suggests,
-    ),
-    **dict.fromkeys(
-        (
-            aten.reflection_pad2d_backward.default,
-            aten.reflection_pad3d_backward.default,
-            aten.replication_pad2d_backward.default,
-            aten.replication_pad3d_backward.default,
-        ),
+        (getattr(aten, f"{name}_backward").default for name in _PADS),
         lambda said, gradient, self, *rest: _as_input_suggests(said, self),
     ),
     **dict.fromkeys(
@@ -340,6 +340,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
             aten.huber_loss_backward.default,
             aten.mse_loss_backward.default,
             aten.normal.Tensor_Tensor,
+            aten.pow.Scalar,
             aten.smooth_l1_loss_backward.default,
         ),
         lambda said, *args: _contiguous(said),
@@ -354,6 +355,9 @@ CORRECTIONS: dict[OpOverload, Correction] = {
 
 def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
     """What takes the result that the meta kernel said and then the operator's arguments, and gives the real result."""
+    rule = pointwise.FUNCTIONAL.get(op)
+    if rule is not None:  # it was open which sizes are equal, which the kernel has asked
+        return lambda said, *args, **kwargs: rule(*args, **kwargs)
     correction = CORRECTIONS.get(op)
     if correction is None or device is None or device.type != "cpu":
         return None

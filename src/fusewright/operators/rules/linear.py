@@ -15,13 +15,14 @@ from fusewright.operators.rules.common import (
     convolution_strides,
     fresh,
     is_contiguous,
+    iterator_strides,
     preserved_strides,
     same,
     same_shape,
     suggested_strides,
     suggests_channels_last,
 )
-from fusewright.operators.rules.views import _transpose
+from fusewright.operators.rules.views import _expand, _permute, _transpose, view_strides
 from fusewright.sizes.expressions import Dim, floor_div, maximum
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
@@ -302,16 +303,37 @@ def _is_dense(t: TensorType) -> bool:
 
 
 def _index(self: TensorType, indices: Sequence[TensorType | None]) -> object:
-    """Index tensors for the first dimensions, dense as all the rest is (strides of dimensions of 1 included): the
-    iterator that eager walks by then keeps the dimensions' order."""
-    places: list[TensorType] = []
-    for place in indices:
-        if place is None or place.dtype != torch.int64 or place.device != self.device or not _is_dense(place):
-            return NotImplemented
-        places.append(place)
-    if not places or len(places) > self.ndim or 0 in self.shape or not _is_dense(self):
+    """The strides are those that eager's iterator gives a result over `self`, which takes no step along the dimensions
+    of the places, and the places, which take none along the others (ATen's AdvancedIndex)."""
+    axes = [axis for axis, place in enumerate(indices) if place is not None]
+    places: list[TensorType] = [place for place in indices if place is not None]
+    if not axes or len(indices) > self.ndim:
         return NotImplemented
-    return fresh((*broadcast(*(place.shape for place in places)), *self.shape[len(places) :]), self)
+    if any(place.dtype not in (torch.int64, torch.int32) or place.device != self.device for place in places):
+        return NotImplemented
+    shape = broadcast(*(place.shape for place in places))
+    if axes[-1] - axes[0] != len(axes) - 1:  # with others between them, they come first
+        self = _permute(self, axes + [axis for axis in range(self.ndim) if axis not in axes])
+        axes = list(range(len(axes)))
+    outer, inner = self.shape[: axes[0]], self.shape[axes[-1] + 1 :]
+    whole = (*outer, *shape, *inner)
+    if not outer and all(_is_dense(t) and 0 not in t.shape for t in (self, *places)):
+        return fresh(whole, self)
+    if 0 not in shape and any(size == 0 for size in self.shape[axes[0] : axes[-1] + 1]):
+        return NotImplemented  # an error
+    strides = (*self.stride[: axes[0]], *(0 for _ in shape), *self.stride[axes[-1] + 1 :])
+    operands = [replace(self, shape=whole, stride=strides)]
+    for place in places:
+        shown = place if place.shape == shape else _expand(place, shape)
+        if place.dtype == torch.int32:
+            shown = replace(shown, stride=preserved_strides(shown))
+        spread = view_strides(shown, (*(1 for _ in outer), *shape, *(1 for _ in inner)))
+        if spread is None:
+            return NotImplemented
+        operands.append(replace(shown, shape=(*(1 for _ in outer), *shape, *(1 for _ in inner)), stride=spread))
+    if self.device.type != "cpu" and len({place.stride for place in operands[1:]}) > 1:
+        operands[1:] = [replace(place, stride=contiguous_strides(place.shape)) for place in operands[1:]]
+    return replace(fresh(whole, self), stride=iterator_strides(whole, operands))
 
 
 def _triangle(self: TensorType, diagonal: int = 0) -> object:
@@ -349,7 +371,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.stack.default: _stack,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
-    aten.index.Tensor: _index,
+    **dict.fromkeys((aten.index.Tensor, aten._unsafe_index.Tensor), _index),
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
     aten.constant_pad_nd.default: _pad,

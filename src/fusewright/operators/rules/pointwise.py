@@ -306,5 +306,5 @@ def _in_place_table(table: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
     return found
 
 
-_PLAIN = _table()
-RULES: dict[OpOverload, Rule] = {**_PLAIN, **_in_place_table(_PLAIN)}
+FUNCTIONAL = _table()
+RULES: dict[OpOverload, Rule] = {**FUNCTIONAL, **_in_place_table(FUNCTIONAL)}
