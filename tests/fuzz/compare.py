@@ -2,8 +2,9 @@
 
 Takes the roots of two worlds (results, tensors that were made, global state); gives a `Difference`, or None. Always
 holds: everything that a program could tell is compared, down to who shares memory or identity with whom; a value may
-differ only as far as eager itself is from the same program in float64, times FACTOR, with one rounding of room, or as
-eager does once the program's halves are changed by one rounding (fused code rounds to halves at other places).
+differ only as far as eager itself is from the same program in float64, times FACTOR, with one rounding of room, or,
+each element by itself, as eager does once the program's halves are changed by one rounding in one of several ways,
+times FACTOR (fused code rounds to halves at other places).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import re
 import struct
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ class Difference:
         return f"{self.kind} of {self.where}: {self.ours[:300]}, eager {self.eager[:300]}"
 
 
-# One fact or several about a world: the path to it as pairs (path of what holds it, name in there), the facts' names, the
-# facts, which must be equal, and what may be rounded. Tuples, since a campaign makes thousands for each program.
+# One fact or several about a world: the path to it as pairs (path of what holds it, name in there), the facts' names,
+# the facts, which must be equal, and what may be rounded. Tuples, since a campaign makes thousands for each program.
 Path = tuple[Any, Any]
 Leaf = tuple[Path, tuple[str, ...], tuple[Any, ...], Any]
 
@@ -290,8 +291,8 @@ KINDS: dict[type, Kind] = {}  # of the other types
 
 
 def kind_of(kind: type, changing: dict[type, Kind]) -> Kind:
-    """What an object of a type holds: by its row of PARTS, its attributes, its slots. changing: where it is kept if it may
-    be otherwise later."""
+    """What an object of a type holds: by its row of PARTS, its attributes, its slots. changing: where it is kept if it
+    may be otherwise later."""
     ways = [next((of for kinds, of in PARTS if issubclass(kind, kinds)), None)]  # what it says its class is may be no class
     if not issubclass(kind, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
         ways += [_attributes if kind.__dictoffset__ else None, _slots if _world(kind) else None]
@@ -336,7 +337,7 @@ class Begun:
 
     numbers: dict[int, int] = field(default_factory=dict)
     views: list[Any] = field(default_factory=list)  # what classes, dicts and lists hold, as it is at any time
-    readers: dict[Callable[[Any], tuple[Any, ...]], list[Any]] = field(default_factory=dict)  # of other parts, and whose
+    readers: dict[Callable[[Any], tuple[Any, ...]], list[Any]] = field(default_factory=dict)  # of other parts; whose
     met: dict[int, object] = field(default_factory=dict)
     known: bool = True  # whether any change would be seen
     lengths: list[int] = field(default_factory=list)
@@ -423,10 +424,10 @@ def difference(
     ours: list[Leaf],
     eager: list[Leaf],
     precise: Callable[[], list[Leaf] | None],
-    nudged: Callable[[], list[Leaf] | None] = lambda: None,
+    nudged: Callable[[], Sequence[list[Leaf]]] = lambda: (),
 ) -> Difference | None:
     """The first fact that differs. `precise`: gives the leaves of the program in float64, if it runs there; `nudged`:
-    of the program whose halves were changed by one rounding, if it has any."""
+    of the program whose halves were changed by one rounding, in several ways, if it has any."""
     rounded: list[int] = []
     for place, (a, b) in enumerate(zip(ours, eager)):
         if a[2] != b[2] or a[1] != b[1] or a[0][1] != b[0][1]:  # what holds them was told before, and is equal
@@ -442,10 +443,10 @@ def difference(
             for place in rounded
             if not _as_accurate(ours[place][3], eager[place][3], values.get(path_of(eager[place])))
         ]
-        others = {path_of(leaf): leaf[3] for leaf in (nudged() or () if wrong else ())}
+        others = [{path_of(leaf): leaf[3] for leaf in leaves} for leaves in (nudged() if wrong else ())]
         for place in wrong:
             path = path_of(eager[place])
-            if not _as_near(ours[place][3], eager[place][3], others.get(path)):
+            if not _as_near(ours[place][3], eager[place][3], [values.get(path) for values in others]):
                 return Difference("number", path, *_differing(ours[place][3], eager[place][3]))
     return None
 
@@ -460,15 +461,19 @@ def _first(ours: Leaf, eager: Leaf) -> Difference:
     return Difference("structure", path, *(str(list(zip(*leaf[1:3]))) for leaf in (ours, eager)))
 
 
-def _as_near(ours: Any, eager: Any, nudged: Any) -> bool:
-    """Whether eager's own answer changes as much with one rounding of what it is given."""
-    if not isinstance(nudged, torch.Tensor) or nudged.shape != eager.shape or not eager.dtype.is_floating_point:
+def _as_near(ours: Any, eager: Any, nudged: Sequence[Any]) -> bool:
+    """Whether eager's own answers change as much with one rounding of what it is given: the largest as the largest, and
+    each element about as that element. What one element's sensitivity allows says nothing of its neighbours."""
+    like = [one for one in nudged if isinstance(one, torch.Tensor) and one.shape == eager.shape]
+    if not like or not eager.dtype.is_floating_point:
         return False
-    ours, eager, nudged = ours.double(), eager.double(), nudged.double()
+    ours, eager = ours.double(), eager.double()
     finite = torch.isfinite(eager)
     if not torch.equal(ours[~finite].nan_to_num(), eager[~finite].nan_to_num()) or not ours[finite].isfinite().all():
         return False
-    return bool((ours - eager)[finite].abs().max() <= (nudged - eager)[finite].abs().max())
+    off = (ours - eager)[finite].abs()
+    moved = torch.stack([(one.double() - eager)[finite].abs() for one in like]).amax(0)
+    return bool(off.max() <= moved.max() and (off <= FACTOR * moved).all())
 
 
 def _differing(ours: Any, eager: Any) -> tuple[str, str]:

@@ -83,11 +83,11 @@ class Finding:
 @dataclass(slots=True)
 class World:
     """One copy of a program with all that it can reach. wide: floats are doubles; nudged: halves that are made differ by
-    one rounding; settings: of the compile, if any."""
+    one rounding, up and down by turns after so many; settings: of the compile, if any."""
 
     text: str
     wide: bool = False
-    nudged: bool = False
+    nudged: int = 0
     compiled: bool = False
     names: dict[str, Any] = field(default_factory=dict)
     made: list[torch.Tensor] = field(default_factory=list)
@@ -185,7 +185,7 @@ class World:
         else:
             made = whole(0 if dtype == torch.uint8 else -9, 10).to(dtype)
         if self.nudged and dtype in HALVES:
-            by = torch.finfo(dtype).eps * (1 - 2 * (torch.arange(made.numel(), device="cpu").reshape(shape) % 2))
+            by = torch.finfo(dtype).eps * (1 - 2 * (torch.arange(made.numel(), device="cpu").reshape(shape) // self.nudged % 2))
             made = (made.double() * (1 + by)).to(dtype)
         made.requires_grad_(grad and (dtype.is_floating_point or dtype.is_complex))
         self.made.append(made)
@@ -284,7 +284,7 @@ def _first_difference(
             return None
         so_far = steps[: place + 1]
         wide = functools.partial(_replay, eager, so_far, wide=True)
-        nudged = functools.partial(_replay, eager, so_far, nudged=True) if HALF.search(text) else lambda: None
+        nudged = functools.partial(_nudged, eager, so_far)
         found = difference(mine, theirs, wide, nudged)
         if found is not None:  # also where one of them has changed what it began with, and says so by all of it
             theirs, mine = eager.leaves({}), ours.leaves({})
@@ -305,7 +305,13 @@ def _first_difference(
     return None
 
 
-def _replay(first: World, steps: list[str], wide: bool = False, nudged: bool = False) -> list[Leaf] | None:
+def _nudged(first: World, steps: list[str]) -> list[list[Leaf]]:
+    """By turns, by pairs, and all one way."""
+    found = [_replay(first, steps, nudged=turn) for turn in (1, 2, 1 << 30)] if HALF.search(first.text) else []
+    return [leaves for leaves in found if leaves is not None]
+
+
+def _replay(first: World, steps: list[str], wide: bool = False, nudged: int = 0) -> list[Leaf] | None:
     try:
         world = World(first.text, wide, nudged)
         for step in steps:
