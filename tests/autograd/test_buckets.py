@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.fx
 
+import fusewright
 from fusewright.autograd.buckets import CompiledPart, Progress, buckets, chain, parts_of
+from fusewright.backends import joint
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 
@@ -104,3 +106,25 @@ def test_the_parts_are_tied_together_where_their_gradients_are() -> None:
     token.backward(torch.empty(0, device="meta"))
     assert ran == [1, 2]
     assert x.grad is not None
+
+
+def test_what_only_a_missing_gradient_leads_to_adds_nothing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero times infinity is no number: eager never multiplies what nothing depends on."""
+    made: list[Any] = []
+    monkeypatch.setattr(joint, "bucket_bytes", lambda: (4, 4))
+    monkeypatch.setattr(joint, "parts_of", lambda *given: made.extend(parts_of(*given)) or made)
+
+    def program(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = x.exp() - 1
+        return (both * a).sin(), (both * b).log()
+
+    def found(run: Any) -> list[torch.Tensor | None]:
+        held = [torch.tensor([0.0, 1.0, 2.0], requires_grad=True) for _ in range(3)]
+        run(*held)[0].sum().backward()
+        return [one.grad for one in held]
+
+    ours = found(fusewright.compile(program))
+    assert len(made) > 1
+    for mine, theirs in zip(ours, found(program)):
+        assert (mine is None) is (theirs is None)
+        assert theirs is None or torch.equal(mine, theirs)

@@ -2,24 +2,27 @@
 
 Takes the roots of two worlds (results, tensors that were made, global state); gives a `Difference`, or None. Always
 holds: everything that a program could tell is compared, down to who shares memory or identity with whom; a value may
-differ only as far as eager itself is from the same program in float64, times FACTOR, with one rounding of room, or as
-eager does once the program's halves are changed by one rounding (fused code rounds to halves at other places).
+differ only as far as eager itself is from the same program in float64, times FACTOR, with one rounding of room, or,
+each element by itself, as eager does once the program's halves are changed by one rounding in one of several ways,
+times FACTOR (fused code rounds to halves at other places).
 """
 
 from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import decimal
 import functools
 import inspect
 import itertools
 import logging
+import operator
 import re
 import struct
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +39,7 @@ EXACTLY = frozenset((*PLAIN, bool))  # no subclasses of them
 DEEPEST = 40
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}|\b1[34]\d{13}\b")
 
-
-Named = Iterator[tuple[str, Any]]
+Named = Iterator[tuple[Any, Any]]
 Way = Callable[[Any], Named]
 
 
@@ -56,93 +58,88 @@ class Difference:
         return f"{self.kind} of {self.where}: {self.ours[:300]}, eager {self.eager[:300]}"
 
 
-@dataclass(slots=True)
-class Leaf:
-    """One fact about a world. `facts`: pairs of a name and a value that must be equal; `value`: what may be rounded."""
+# One fact or several about a world: the path to it as pairs (path of what holds it, name in there), the facts' names,
+# the facts, which must be equal, and what may be rounded. Tuples, since a campaign makes thousands for each program.
+Path = tuple[Any, Any]
+Leaf = tuple[Path, tuple[str, ...], tuple[Any, ...], Any]
 
-    path: str
-    facts: tuple[tuple[str, Any], ...]
-    value: Any = None
+
+def path_of(leaf: Leaf) -> str:
+    """Names are text, (key,) of a dict or sequence, or the number of a dict's key."""
+    path, said = leaf[0], []
+    while path:
+        path, name = path
+        said.append(name if isinstance(name, str) else f".key{name}" if isinstance(name, int) else f"[{name[0]!r}]")
+    return "".join(reversed(said))
+
+
+IDENTITY, CLASS, DTYPE, FLAT = ("identity",), ("class",), ("class", "dtype"), ("class", "value")
+OF_TENSOR = ("class", "dtype", "shape", "layout", "requires_grad", "leaf", "inference")
+STRIDED = (*OF_TENSOR, "strides", "memory", "bits")
 
 
 @dataclass(slots=True)
 class Walk:
     """Goes through everything that is reachable, and numbers objects and memories in the order in which it meets
-    them."""
+    them. objects: by id; what is in it from the beginning is told by its number alone."""
 
-    leaves: list[Leaf] = field(default_factory=list)
     objects: dict[int, int] = field(default_factory=dict)
+    leaves: list[Leaf] = field(default_factory=list)
     memories: dict[int, tuple[int, int]] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)  # no id is used again while the walk lasts
-    ways: dict[type, tuple[Way, ...]] = field(default_factory=dict)
+    kinds: dict[type, Kind] = field(default_factory=dict)
 
-    def tell(self, path: str, *facts: tuple[str, Any], value: Any = None) -> None:
-        self.leaves.append(Leaf(path, facts, value))
-
-    def walk(self, value: Any, path: str, depth: int = 0) -> None:
+    def walk(self, value: Any, path: Path, depth: int = 0) -> None:
         kind = type(value)
-        if isinstance(value, float | complex):
-            exact = struct.pack("d", value).hex() if isinstance(value, float) else repr(value)
-            self.tell(path, ("class", kind.__name__), value=(value, exact))
-            return
         if kind in EXACTLY:
-            text = repr(value)
-            self.tell(
-                path, ("class", kind.__name__), ("value", ADDRESS.sub("an address", text) if len(text) > 7 else text)
-            )
+            # Text is compared as it is: what its `repr` would tell is in it.
+            said = value if (kind is str and len(value) < 6) or value is None else _exactly(value)
+            self.leaves.append((path, FLAT, (kind.__name__, said), None))
             return
         known = self.objects.get(id(value))
         if known is not None or depth > DEEPEST:
-            self.tell(path, ("identity", known))
+            self.leaves.append((path, IDENTITY, (known,), None))
             return
-        # A constant tuple, or another immutable object, may be one object or several: nobody should ask.
-        if not isinstance(value, tuple | np.generic) and kind not in FROZEN_TYPES:
+        how = KINDS.get(kind) or self.kinds.get(kind) or kind_of(kind, self.kinds)
+        if how.number:
+            exact = struct.pack("d", value).hex() if issubclass(kind, float) else repr(value)
+            self.leaves.append((path, CLASS, (kind.__name__,), (value, exact)))
+            return
+        if how.identity:
             self.objects[id(value)] = len(self.objects)
             self.kept.append(value)
-        if isinstance(value, torch.Tensor):
+        if how.tensor:
             self.tensor(value, path, depth)
-        else:
-            self.container(value, path, depth)
-
-    def container(self, value: Any, path: str, depth: int) -> None:
-        kind = type(value)
-        ways = self.ways.get(kind)
-        if ways is None:
-            ways = self.ways[kind] = ways_of(kind)
-        held = [part for way in ways for part in way(value)]
-        self.tell(path, ("class", kind.__name__), ("value", str(len(held))))
-        for name, part in held:
-            self.walk(part, path + name, depth + 1)
-
-    def tensor(self, value: torch.Tensor, path: str, depth: int) -> None:
-        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
-            self.tell(path, ("class", type(value).__name__), ("dtype", value.dtype))
             return
-        leaf = _said(lambda: value.is_leaf)
-        facts: list[tuple[str, Any]] = [
-            ("class", type(value).__name__),
-            ("dtype", value.dtype),
-            ("shape", tuple(value.shape)),
-            ("layout", value.layout),
-            ("requires_grad", value.requires_grad),
-            ("leaf", leaf),
-            ("inference", value.is_inference()),
-        ]
-        if value.layout == torch.strided:
-            strides = tuple(s if size > 1 else None for s, size in zip(value.stride(), value.shape))
-            facts += [("strides", strides if value.numel() else None), ("memory", self.memory(value))]
-            facts += [("bits", (value.is_conj(), value.is_neg()))]
-        with torch.no_grad():
-            held = (
-                value.detach().resolve_conj().resolve_neg().clone()
-                if value.layout == torch.strided
-                else value.to_dense()
-            )
-        self.tell(path, *facts, value=held)
-        if leaf is True and not value.is_inference() and value.grad is not None:
-            self.walk(value.grad, f"{path}.grad", depth + 1)
-        elif leaf is True and value.requires_grad:
-            self.tell(f"{path}.grad", ("class", "none"))
+        held = [part for way in how.ways for part in way(value)]
+        self.leaves.append((path, FLAT, (kind.__name__, len(held)), None))
+        depth += 1
+        for name, part in held:
+            self.walk(part, (path, name), depth)
+
+    def tensor(self, value: torch.Tensor, path: Path, depth: int) -> None:
+        kind = type(value).__name__
+        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+            self.leaves.append((path, DTYPE, (kind, value.dtype), None))
+            return
+        leaf, grad, inference = _said(lambda: value.is_leaf), value.requires_grad, value.is_inference()
+        facts = (kind, value.dtype, tuple(value.shape), value.layout, grad, leaf, inference)
+        with torch.no_grad():  # what is read is compared before anything writes to it
+            if value.layout == torch.strided:
+                full = value.numel() > 0
+                strides = tuple(s if size > 1 else None for s, size in zip(value.stride(), facts[2])) if full else None
+                bits = value.is_conj(), value.is_neg()
+                facts = (*facts, strides, self.memory(value), bits)
+                held = value.detach()
+                if bits != (False, False):
+                    held = held.resolve_conj().resolve_neg()
+                self.leaves.append((path, STRIDED, facts, held))
+            else:
+                self.leaves.append((path, OF_TENSOR, facts, value.to_dense()))
+        if leaf is True and not inference and value.grad is not None:
+            self.walk(value.grad, (path, ".grad"), depth + 1)
+        elif leaf is True and grad:
+            self.leaves.append(((path, ".grad"), CLASS, ("none",), None))
 
     def memory(self, value: torch.Tensor) -> tuple[int, int] | None:
         """(number of the memory, bytes from where the first tensor over it begins)."""
@@ -154,13 +151,16 @@ class Walk:
         return number, place - start
 
 
+def _exactly(value: Any) -> str:
+    text = repr(value)
+    return ADDRESS.sub("an address", text) if len(text) > 7 else text
 
 
 def _of_dict(value: dict[Any, Any]) -> Named:
     keys = collections.OrderedDict.__iter__ if isinstance(value, collections.OrderedDict) else dict.__iter__
     for number, key in enumerate(list(keys(value))):
-        yield f".key{number}", key
-        yield f"[{key!r}]" if type(key) in (str, int) else f".{number}", dict.__getitem__(value, key)
+        yield number, key
+        yield (key,) if type(key) in (str, int) else f".{number}", dict.__getitem__(value, key)
     if isinstance(value, collections.defaultdict):
         yield ".default_factory", value.default_factory
 
@@ -168,9 +168,13 @@ def _of_dict(value: dict[Any, Any]) -> Named:
 def _of_sequence(value: Any) -> Named:
     iterate = next(kind.__iter__ for kind in (list, tuple, collections.deque) if isinstance(value, kind))
     for number, held in enumerate(iterate(value)):
-        yield f"[{number}]", held
+        yield (number,), held
     if isinstance(value, collections.deque):
         yield ".maxlen", value.maxlen
+
+
+def _of_constant(value: Any) -> Named:
+    yield ".value", next(kind(value) for kind in (int, str, bytes) if isinstance(value, kind))
 
 
 def _of_error(value: BaseException) -> Named:
@@ -248,7 +252,7 @@ PARTS: tuple[tuple[tuple[type, ...], Way], ...] = (
     ((dict,), _of_dict),
     ((list, tuple, collections.deque), _of_sequence),
     ((set, frozenset), _of_set),
-    ((int, str, bytes), lambda value: iter([(".value", next(k(value) for k in (int, str, bytes) if isinstance(value, k)))])),
+    ((int, str, bytes), _of_constant),
     ((bytearray, array.array, decimal.Decimal, np.generic), lambda value: iter([(".value", repr(value))])),
     ((np.ndarray,), lambda value: iter([(".dtype", str(value.dtype)), (".shape", value.shape), (".value", value.tolist())])),
     ((logging.Logger,), _named("level")),
@@ -274,12 +278,32 @@ PARTS: tuple[tuple[tuple[type, ...], Way], ...] = (
 OPAQUE = logging.Logger | weakref.WeakKeyDictionary  # beyond their row of PARTS
 
 
-def ways_of(kind: type) -> tuple[Way, ...]:
-    """How to reach what an object of a type holds: by its row of PARTS, its attributes, its slots."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How an object of a type is walked. ways: to what it holds; identity: whether it is told which object it is."""
+
+    ways: tuple[Way, ...]
+    tensor: bool
+    number: bool
+    identity: bool
+
+
+CHANGES = 1 << 9  # the flag of a type that Python code has made, so that what it has may change
+KINDS: dict[type, Kind] = {}  # of the other types
+
+
+def kind_of(kind: type, changing: dict[type, Kind]) -> Kind:
+    """What an object of a type holds: by its row of PARTS, its attributes, its slots. changing: where it is kept if it
+    may be otherwise later."""
     ways = [next((of for kinds, of in PARTS if issubclass(kind, kinds)), None)]  # what it says its class is may be no class
     if not issubclass(kind, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
         ways += [_attributes if kind.__dictoffset__ else None, _slots if _world(kind) else None]
-    return tuple(way for way in ways if way is not None)
+    # A constant tuple, or another immutable object, may be one object or several: nobody should ask.
+    identity = not issubclass(kind, tuple | np.generic) and kind not in FROZEN_TYPES
+    held = tuple(way for way in ways if way is not None)
+    found = Kind(held, issubclass(kind, torch.Tensor), issubclass(kind, float | complex), identity)
+    (changing if kind.__flags__ & CHANGES else KINDS)[kind] = found
+    return found
 
 
 def _attributes(value: object) -> Named:
@@ -308,10 +332,93 @@ def _said(ask: Callable[[], object]) -> object:
         return str(error)[:60]
 
 
-def flatten(roots: dict[str, Any]) -> list[Leaf]:
-    walk = Walk()
+@dataclass(slots=True)
+class Begun:
+    """The classes and functions that a program begins with. As long as they are as they were, a walk tells only which
+    they are. Two worlds that begin alike number them alike."""
+
+    numbers: dict[int, int] = field(default_factory=dict)
+    views: list[Any] = field(default_factory=list)  # what classes, dicts and lists hold, as it is at any time
+    readers: dict[Callable[[Any], tuple[Any, ...]], list[Any]] = field(default_factory=dict)  # of other parts; whose
+    met: dict[int, object] = field(default_factory=dict)
+    known: bool = True  # whether any change would be seen
+    lengths: list[int] = field(default_factory=list)
+    parts: list[object] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    def note(self, values: Iterable[object]) -> None:
+        self.add(values)
+        self.lengths, self.parts = [*map(len, self.views)], [*self.held()]
+        self.ids = [*map(id, self.parts)]
+
+    def add(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if type(value) not in EXACTLY and id(value) not in self.met:
+                self.met[id(value)] = value
+                for held in self.parts_of(value):
+                    self.add(held)
+
+    def parts_of(self, value: Any) -> list[Iterable[Any]]:
+        """What the value holds; from now on it is looked at."""
+        kind = type(value)
+        how = KINDS.get(kind) or kind_of(kind, {})
+        if how.identity:
+            self.numbers[id(value)] = len(self.numbers)
+        held: list[Any] = []
+        reader = READERS.get(kind)
+        if how.tensor:
+            self.known = False
+        elif issubclass(kind, type):
+            if value.__module__ == "world":
+                held, reader = [vars(value), vars(value).values()], OF_CLASS
+        elif kind is dict:
+            held = [value, value.values()]
+        elif kind in (list, set, frozenset):
+            held = [value]
+        elif kind is tuple:
+            return [value]
+        elif reader is None:
+            unseen = any(way not in (_attributes, _slots, _of_constant) for way in how.ways)
+            self.known = self.known and not unseen and not [*_slots(value)]
+            reader = OF_OBJECT if _attributes in how.ways else None
+        self.views += held
+        if reader is not None:
+            self.readers.setdefault(reader, []).append(value)
+            held = [*held, reader(value)]
+        return held
+
+    def held(self) -> Iterator[object]:
+        yield from itertools.chain.from_iterable(self.views)
+        for reader, values in self.readers.items():
+            yield from itertools.chain.from_iterable(map(reader, values))
+
+    def objects(self) -> dict[int, int]:
+        """Their numbers; none if anything has changed."""
+        if self.known and [*map(len, self.views)] == self.lengths:
+            with contextlib.suppress(AttributeError, ValueError):  # something was deleted
+                if [*map(id, self.held())] == self.ids:
+                    return self.numbers.copy()
+        return {}
+
+
+OF_CLASS = operator.attrgetter("__qualname__", "__mro__")
+OF_OBJECT = operator.attrgetter("__class__", "__dict__")
+READERS = {
+    types.FunctionType: operator.attrgetter(
+        *"__code__ __qualname__ __name__ __module__ __defaults__ __kwdefaults__ __annotations__ __dict__ __closure__".split()
+    ),
+    types.CellType: operator.attrgetter("__class__", "cell_contents"),
+    staticmethod: operator.attrgetter("__func__", "__dict__"),
+    classmethod: operator.attrgetter("__func__", "__dict__"),
+    property: operator.attrgetter("fget", "fset"),
+}
+
+
+def flatten(roots: dict[str, Any], objects: dict[int, int]) -> list[Leaf]:
+    """objects: the numbers of those whose contents are not told."""
+    walk = Walk(objects)
     for name, root in roots.items():
-        walk.walk(root, name)
+        walk.walk(root, ((), name))
     return walk.leaves
 
 
@@ -319,46 +426,56 @@ def difference(
     ours: list[Leaf],
     eager: list[Leaf],
     precise: Callable[[], list[Leaf] | None],
-    nudged: Callable[[], list[Leaf] | None] = lambda: None,
+    nudged: Callable[[], Sequence[list[Leaf]]] = lambda: (),
 ) -> Difference | None:
     """The first fact that differs. `precise`: gives the leaves of the program in float64, if it runs there; `nudged`:
-    of the program whose halves were changed by one rounding, if it has any."""
+    of the program whose halves were changed by one rounding, in several ways, if it has any."""
     rounded: list[int] = []
     for place, (a, b) in enumerate(zip(ours, eager)):
-        if a.path != b.path:
-            return Difference("structure", b.path, a.path, b.path)
-        if a.facts != b.facts:
-            for (name, mine), (_, theirs) in zip(a.facts, b.facts):
-                if mine != theirs:
-                    return Difference(name, b.path, str(mine), str(theirs))
-            return Difference("structure", b.path, str(a.facts), str(b.facts))
-        if a.value is not b.value and not _close(a.value, b.value):
+        if a[2] != b[2] or a[1] != b[1] or a[0][1] != b[0][1]:  # what holds them was told before, and is equal
+            return _first(a, b)
+        if a[3] is not b[3] and not _close(a[3], b[3]):
             rounded.append(place)
     if len(ours) != len(eager):
         return Difference("structure", "everything", f"{len(ours)} leaves", f"{len(eager)} leaves")
     if rounded:
-        values = {leaf.path: leaf.value for leaf in precise() or ()}
+        values = {path_of(leaf): leaf[3] for leaf in precise() or ()}
         wrong = [
             place
             for place in rounded
-            if not _as_accurate(ours[place].value, eager[place].value, values.get(eager[place].path))
+            if not _as_accurate(ours[place][3], eager[place][3], values.get(path_of(eager[place])))
         ]
-        others = {leaf.path: leaf.value for leaf in (nudged() or () if wrong else ())}
+        others = [{path_of(leaf): leaf[3] for leaf in leaves} for leaves in (nudged() if wrong else ())]
         for place in wrong:
-            if not _as_near(ours[place].value, eager[place].value, others.get(eager[place].path)):
-                return Difference("number", eager[place].path, *_differing(ours[place].value, eager[place].value))
+            path = path_of(eager[place])
+            if not _as_near(ours[place][3], eager[place][3], [values.get(path) for values in others]):
+                return Difference("number", path, *_differing(ours[place][3], eager[place][3]))
     return None
 
 
-def _as_near(ours: Any, eager: Any, nudged: Any) -> bool:
-    """Whether eager's own answer changes as much with one rounding of what it is given."""
-    if not isinstance(nudged, torch.Tensor) or nudged.shape != eager.shape or not eager.dtype.is_floating_point:
+def _first(ours: Leaf, eager: Leaf) -> Difference:
+    path = path_of(eager)
+    if path_of(ours) != path:
+        return Difference("structure", path, path_of(ours), path)
+    for name, mine, theirs in zip(ours[1], ours[2], eager[2]):
+        if mine != theirs:
+            return Difference(name, path, str(mine), str(theirs))
+    return Difference("structure", path, *(str(list(zip(*leaf[1:3]))) for leaf in (ours, eager)))
+
+
+def _as_near(ours: Any, eager: Any, nudged: Sequence[Any]) -> bool:
+    """Whether eager's own answers change as much with one rounding of what it is given: the largest as the largest, and
+    each element about as that element. What one element's sensitivity allows says nothing of its neighbours."""
+    like = [one for one in nudged if isinstance(one, torch.Tensor) and one.shape == eager.shape]
+    if not like or not eager.dtype.is_floating_point:
         return False
-    ours, eager, nudged = ours.double(), eager.double(), nudged.double()
+    ours, eager = ours.double(), eager.double()
     finite = torch.isfinite(eager)
     if not torch.equal(ours[~finite].nan_to_num(), eager[~finite].nan_to_num()) or not ours[finite].isfinite().all():
         return False
-    return bool((ours - eager)[finite].abs().max() <= (nudged - eager)[finite].abs().max())
+    off = (ours - eager)[finite].abs()
+    moved = torch.stack([(one.double() - eager)[finite].abs() for one in like]).amax(0)
+    return bool(off.max() <= moved.max() and (off <= FACTOR * moved).all())
 
 
 def _differing(ours: Any, eager: Any) -> tuple[str, str]:

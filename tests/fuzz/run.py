@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
 import itertools
 import math
 import os
@@ -189,6 +190,7 @@ def found_in(text: str) -> Finding | None:
 def child(generator: str, seeds: range, seconds: float) -> None:
     """Says `seed N`, then `found N` with the program's text up to a line of its own."""
     sys.unraisablehook = lambda _: None  # generators that fail when they are collected
+    gc.freeze()  # what was imported stays
     for seed in seeds:
         print("seed", seed, flush=True)
         text = GENERATORS[generator](seed)
@@ -227,7 +229,8 @@ class Worker:
         """Runs one child; the last seed that it spoke of."""
         command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--child", str(first), str(self.seeds.stop)]
         command += ["--shrink", str(self.shrink)]
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}  # sets of text are in the same order again
+        # Sets of text are in the same order again; many processes with a thread for each core would wait for one another.
+        environment = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONHASHSEED": "0"}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )

@@ -14,6 +14,7 @@ second eager world equals the first.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import io
@@ -38,7 +39,7 @@ import fusewright
 from fusewright.base.events import STREAM, Captured, Event, FellBack, InternalError
 from fusewright.base.records import dataclass, field, replace
 from tests.fuzz import state
-from tests.fuzz.compare import Leaf, difference, flatten
+from tests.fuzz.compare import Begun, Leaf, difference, flatten
 from tests.fuzz.deviations import DEVIATIONS, Deviation
 from tests.fuzz.python_classes import PRELUDE
 
@@ -82,11 +83,11 @@ class Finding:
 @dataclass(slots=True)
 class World:
     """One copy of a program with all that it can reach. wide: floats are doubles; nudged: halves that are made differ by
-    one rounding; settings: of the compile, if any."""
+    one rounding, up and down by turns after so many; settings: of the compile, if any."""
 
     text: str
     wide: bool = False
-    nudged: bool = False
+    nudged: int = 0
     compiled: bool = False
     names: dict[str, Any] = field(default_factory=dict)
     made: list[torch.Tensor] = field(default_factory=list)
@@ -95,11 +96,18 @@ class World:
     error: Exception | None = None  # of the last step
     python: bool = False  # whether what is said in errors and printed counts
     state: bool = False  # whether the process must be put back when it is done with
+    draft: bool = False  # whether it is only asked for its errors
+    begun: Begun = field(default_factory=Begun)
+    seen: dict[str, Any] = field(default_factory=dict)  # roots of the last step
 
     def __post_init__(self) -> None:
         _seed()
         self.names.update(self.prelude())
         self.hidden = frozenset(self.names)
+        if self.draft:  # of its steps and classes others have asked before
+            for part in re.split(r"^(?=def (?:program|step0)\()", self.text, flags=re.MULTILINE):
+                exec(_code(part, "<fuzz>"), self.names)
+            return
         with self.precision():
             exec(_compiled(self.text), self.names)  # text that a generator of this folder has written
         if self.compiled:
@@ -137,14 +145,20 @@ class World:
     def begin(self, **more: bool) -> None:
         """Gives the program the names that Python programs begin with; state=True: also those of state.py."""
         sys.modules.setdefault("world", types.ModuleType("world"))  # dataclasses ask for it
+        before, tracer = len(self.names), sys.gettrace()
+        sys.settrace(None)
         exec(_compiled(PRELUDE), self.names)
         if more.get("state"):
             state.restore()
             torch.set_default_dtype(self.dtype(torch.float32))
             exec(_compiled(state.PRELUDE), self.names)
-            self.names.update(LOG=[], KEPT=[], COUNT=[0])
             self.state = True
+        if not self.draft:
+            self.begun.note([*self.names.values()][before:])
+        if self.state:
+            self.names.update(LOG=[], KEPT=[], COUNT=[0])
         self.python = True
+        sys.settrace(tracer)
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
         if not self.wide:
@@ -171,7 +185,7 @@ class World:
         else:
             made = whole(0 if dtype == torch.uint8 else -9, 10).to(dtype)
         if self.nudged and dtype in HALVES:
-            by = torch.finfo(dtype).eps * (1 - 2 * (torch.arange(made.numel(), device="cpu").reshape(shape) % 2))
+            by = torch.finfo(dtype).eps * (1 - 2 * (torch.arange(made.numel(), device="cpu").reshape(shape) // self.nudged % 2))
             made = (made.double() * (1 + by)).to(dtype)
         made.requires_grad_(grad and (dtype.is_floating_point or dtype.is_complex))
         self.made.append(made)
@@ -179,7 +193,7 @@ class World:
 
     def run(self, step: str) -> list[Leaf]:
         """Runs a step; gives everything that can be told afterwards."""
-        result, error = None, None
+        result, error, self.seen = None, None, {}
         _set_random_state(self.random)
         text = io.StringIO()
         try:
@@ -189,8 +203,13 @@ class World:
             error = raised if self.python else raised.with_traceback(None)
         self.random = _random_state()
         self.error = error
+        self.seen = {**self.roots(result, error), "printed": text.getvalue()}
+        return self.leaves(self.begun.objects())
+
+    def leaves(self, objects: dict[int, int]) -> list[Leaf]:
+        """objects: the numbers of those whose contents are not told."""
         with torch._C.DisableTorchFunctionSubclass():
-            return flatten({**self.roots(result, error), "printed": text.getvalue()})
+            return flatten(self.seen, objects)
 
     def roots(self, result: Any, error: Exception | None) -> dict[str, Any]:
         state = {
@@ -265,12 +284,17 @@ def _first_difference(
         if any(row.ends(ours.error, eager.error) for row in DEVIATIONS):
             return None
         so_far = steps[: place + 1]
-        nudged = functools.partial(_replay, eager, so_far, nudged=True) if HALF.search(text) else lambda: None
-        found = difference(mine, theirs, functools.partial(_replay, eager, so_far, wide=True), nudged)
+        wide = functools.partial(_replay, eager, so_far, wide=True)
+        nudged = functools.partial(_nudged, eager, so_far)
+        found = difference(mine, theirs, wide, nudged)
+        if found is not None:  # also where one of them has changed what it began with, and says so by all of it
+            theirs, mine = eager.leaves({}), ours.leaves({})
+            found = difference(mine, theirs, wide, nudged)
         if found is None:
             captures = sum(isinstance(event, Captured) for event in heard)
             if captures and step.endswith("_again") and not fell_back:
                 return Finding("needless", step, f"{captures} captures of a call that is as the one before")
+            theirs = mine = []  # the next step may see how often a tensor's memory is in use
             continue
         again = _replay(eager, so_far)
         if again is None or difference(again, theirs, lambda: None) is not None:
@@ -284,15 +308,20 @@ def _first_difference(
     return None
 
 
-def _replay(first: World, steps: list[str], wide: bool = False, nudged: bool = False) -> list[Leaf] | None:
-    leaves = None
+def _nudged(first: World, steps: list[str]) -> list[list[Leaf]]:
+    """By turns, by pairs, and all one way."""
+    found = [_replay(first, steps, nudged=turn) for turn in (1, 2, 1 << 30)] if HALF.search(first.text) else []
+    return [leaves for leaves in found if leaves is not None]
+
+
+def _replay(first: World, steps: list[str], wide: bool = False, nudged: int = 0) -> list[Leaf] | None:
     try:
         world = World(first.text, wide, nudged)
         for step in steps:
-            leaves = world.run(step)
+            world.run(step)
     except Exception:  # text that does not run in float64 has no reference
         return None
-    return leaves
+    return world.leaves({})
 
 
 class TooLong(BaseException):
@@ -322,7 +351,7 @@ def errors_of(text: str, most: int = 20_000) -> int | None:
         try:
             signal.setitimer(signal.ITIMER_REAL, 5, 0.02)
             sys.settrace(enter)
-            world = World(text)
+            world = World(text, draft=True)
             for step in steps_of(world):
                 with contextlib.redirect_stdout(io.StringIO()):
                     try:
@@ -375,3 +404,12 @@ def _compiled(text: str) -> types.CodeType:
     name = f"<fuzz {hash(text) & 0xFFFFFFFF:x}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     return compile(text, name, "exec")
+
+
+@functools.lru_cache(64)
+def _code(text: str, name: str) -> types.CodeType:
+    return compile(text, name, "exec")
+
+
+# A dataclass compiles each of its methods: those of the programs' common class are the same each time.
+dataclasses.exec = lambda text, *names: exec(_code(text, "<string>"), *names)  # type: ignore[attr-defined]

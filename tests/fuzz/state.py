@@ -98,18 +98,19 @@ def fill(text: str, number: int, rng: random.Random) -> str:
 
 def restore() -> None:
     """Puts back what programs have changed in the process."""
-    names: dict[str, object] = {}
-    exec(_restoring()[0], names)
-    for code in _restoring()[1:]:
+    names, codes = _restoring()
+    for code in codes:
         with contextlib.suppress(Exception):  # another program has changed it, or nobody
-            exec(code, names)
+            exec(code, {**names})
 
 
 @functools.cache
-def _restoring() -> list[types.CodeType]:
-    rng = random.Random(0)
+def _restoring() -> tuple[dict[str, object], list[types.CodeType]]:
+    """The names that programs begin with, and what puts back each kind."""
+    rng, names = random.Random(0), {"__name__": "restore"}
+    exec(compile(PRELUDE, "<restore>", "exec"), names)
     texts = dict.fromkeys(fill(kind.restore, number, rng) for kind in ALL for number in range(MOST) if kind.restore)
-    return [compile(text, "<restore>", "exec") for text in (PRELUDE, *texts)]
+    return names, [compile(text, "<restore>", "exec") for text in texts]
 
 
 def indent(text: str, by: int) -> str:

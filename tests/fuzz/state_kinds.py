@@ -26,9 +26,12 @@ def note_original(owner: Any, name: str) -> None:
 
 
 def put_back(owner: Any, name: str) -> None:
-    if _originals[owner, name] is not _originals:
-        setattr(owner, name, _originals[owner, name])
-    elif name in vars(owner):
+    original, held = _originals[owner, name], vars(owner).get(name, _originals)
+    if original is held:  # a store would clear what the interpreter has cached of the class
+        return
+    if original is not _originals:
+        setattr(owner, name, original)
+    else:
         delattr(owner, name)
 
 

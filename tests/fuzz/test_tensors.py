@@ -7,7 +7,7 @@ import torch
 
 from fusewright.base.records import replace
 from fusewright.loops.lower import registry
-from tests.fuzz import run, session, tensors
+from tests.fuzz import compare, run, session, tensors
 
 SAMPLE, SWEEP = 60, 5000
 
@@ -44,3 +44,10 @@ def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
 
 def test_the_same_seed_gives_the_same_program() -> None:
     assert tensors.program(3) == tensors.program(3) != tensors.program(4)
+
+
+def test_what_one_elements_rounding_allows_says_nothing_of_its_neighbours() -> None:
+    eager, nudged = torch.tensor([100.0, 1.0]), [torch.tensor([101.0, 1.001]), torch.tensor([100.0, 1.0])]
+    assert compare._as_near(torch.tensor([100.5, 1.002]), eager, nudged)
+    assert not compare._as_near(torch.tensor([100.0, 1.5]), eager, nudged)
+    assert not compare._as_near(torch.tensor([102.0, 1.0]), eager, nudged)

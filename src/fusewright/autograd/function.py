@@ -25,6 +25,7 @@ from fusewright.autograd.halves import (
     Reach,
     gradients,
     laid_out,
+    multiplied_zeros,
     remember,
     repeated,
     replayed_gradients,
@@ -90,8 +91,11 @@ class _InParts(torch.autograd.Function):
         values = values_for(ctx, given)
         wanted = {place for reach in ctx.group.reaches if reach.reached_by(given) for place in reach.gradients}
         progress.wanted = [place in wanted for place in range(len(ctx.group.gradients))]
-        progress.whole = replayed_gradients(ctx, given) if torch.is_grad_enabled() else None
-        progress.values = values
+        progress.values, missing = values, frozenset(place for place, one in enumerate(given) if one is None)
+        if torch.is_grad_enabled():
+            progress.whole = replayed_gradients(ctx, given)
+        elif missing and multiplied_zeros(ctx, missing):  # a part's gradients are gone before all could be looked at
+            progress.whole = ctx.group.without(missing)(*values)
 
         def replay(reason: str) -> tuple[Any, ...]:
             ctx.halves.fell_back(reason)

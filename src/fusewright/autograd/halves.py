@@ -208,7 +208,7 @@ def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> 
     if last:
         ctx.maybe_clear_saved_tensors()  # each saved tensor is freed after its last use in the backward
     missing = frozenset(place for place, one in enumerate(given) if one is None)
-    zeros = _multiplied_zeros(ctx, missing) if missing else set()
+    zeros = multiplied_zeros(ctx, missing) if missing else set()
     repeatable = not zeros or _repeatable(ctx)
     if not repeatable:
         assert ctx.group.without is not None
@@ -244,7 +244,7 @@ def _finished(ctx: Any, results: Sequence[Any], last: bool) -> Sequence[Any]:
     return results
 
 
-def _multiplied_zeros(ctx: Any, missing: frozenset[int]) -> set[int]:
+def multiplied_zeros(ctx: Any, missing: frozenset[int]) -> set[int]:
     """The gradients (by place) that show whether the compiled backward has multiplied zeros, taken for outputs that
     nothing depends on, by what is not finite: zero times infinity is no number, and eager leaves it out."""
     branches: tuple[Branch, ...] = ctx.group.branches

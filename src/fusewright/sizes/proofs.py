@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 
@@ -182,6 +183,7 @@ def _is_plainly(d: Dim) -> bool:
     return d >= 0 if isinstance(d, int) else d.constant + sum(map(_least, d.terms)) >= 0
 
 
+@lru_cache(4096)  # a search asks it of the same few terms again and again
 def _least(term: Term) -> Bound:
     monomial, times = term
     return interval_product([(times, times), *map(interval, monomial)])[0]
@@ -197,7 +199,7 @@ def combine(d: Expr, facts: tuple[Expr, ...]) -> bool:
         if not waiting:
             return False
         now = heappop(waiting)[2]
-        for less in dict.fromkeys(more for fact in facts for more in _without_multiples(now, fact, facts)):
+        for less in dict.fromkeys(_without_multiples(now, facts)):
             less = _without_factor(less)
             if less in seen or (isinstance(less, Expr) and len(less.terms) > len(d.terms) + 2) or _is_huge(less):
                 continue
@@ -244,26 +246,32 @@ def _without_factor(d: Dim) -> Dim:
     return terms + d.constant // number
 
 
-def _without_multiples(d: Expr, fact: Expr, facts: tuple[Expr, ...]) -> Iterator[Dim]:
-    """d (or some times d), less multiples of the fact that are at least 0: those that remove a term, where the fact has
+def _without_multiples(d: Expr, facts: tuple[Expr, ...]) -> Iterator[Dim]:
+    """d (or some times d), less multiples of a fact that are at least 0: those that remove a term, where the fact has
     one against a term of `d` that may be below 0."""
-    mine, its = _terms(d), _terms(fact)
+    mine = _terms(d)
     against = [one for one in mine if _least(one) < 0]
-    if not any(_quotient(one, other) is not None for one in against for other in its):
-        return
-    for one in mine:
-        for other in its:
-            left_over = _quotient(one, other)
-            if left_over is None:
-                continue
-            factor = product(left_over) * abs(one[1])
-            if is_at_least_zero(factor):
-                yield _less(d, abs(other[1]), factor, fact)
-            if left_over and len(other[0]) == 1 and one in against:
-                scale, _ = split_atom(d, other[0][0])
-                whole = 0 if scale is None else scale if other[1] > 0 else -scale
-                if whole is not factor and any(is_at_least_zero(whole - more) for more in facts):
-                    yield _less(d, abs(other[1]), whole, fact)
+    for fact in facts:
+        its = _terms(fact)
+        if any(_quotient(one, other) is not None for one in against for other in its):
+            for one in mine:
+                yield from _without_term(d, fact, its, one, facts if one in against else ())
+
+
+def _without_term(d: Expr, fact: Expr, its: tuple[Term, ...], one: Term, facts: tuple[Expr, ...]) -> Iterator[Dim]:
+    """The same for one of its terms. facts: given where it may be below 0."""
+    for other in its:
+        left_over = _quotient(one, other)
+        if left_over is None:
+            continue
+        factor = product(left_over) * abs(one[1])
+        if is_at_least_zero(factor):
+            yield _less(d, abs(other[1]), factor, fact)
+        if left_over and len(other[0]) == 1 and facts:
+            scale, _ = split_atom(d, other[0][0])
+            whole = 0 if scale is None else scale if other[1] > 0 else -scale
+            if whole is not factor and any(is_at_least_zero(whole - more) for more in facts):
+                yield _less(d, abs(other[1]), whole, fact)
 
 
 def _quotient(one: Term, other: Term) -> tuple[Expr, ...] | None:

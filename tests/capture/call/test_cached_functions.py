@@ -1,10 +1,12 @@
-"""Functions that keep their results (functools.lru_cache): bodies run as often as in eager, in eager's order, and the cache
-afterwards holds what eager's holds, whatever happens to it between calls.
+"""Functions that keep their results (functools.lru_cache): bodies run as often as in eager, in eager's order, and the
+cache afterwards holds what eager's holds, whatever happens to it between calls.
 
 Each row defines `program`, and perhaps `kept`, the function; `tests/fuzz/session.py` compares all that can be reached.
 """
 
 from __future__ import annotations
+
+import textwrap
 
 import pytest
 
@@ -30,88 +32,38 @@ def step5():
     if "kept" in globals(): kept.cache_clear()
     return program(made((2,), f32, 1), 4), figures()
 """
+NOTES = "LOG.append(p)\nreturn p"
+
+
+def keeping(body: str, program: str, how: str = "lru_cache", takes: str = "p") -> str:
+    """The text of `kept`, which keeps its results, and of `program`."""
+    body, program = (textwrap.indent(text, "    ") for text in (body, program))
+    return f"\n@functools.{how}\ndef kept({takes}):\n{body}\ndef program(a, b=2):\n{program}\n"
+
+
 PROGRAMS = {
-    "gives a dict": """
-@functools.lru_cache
-def kept(p):
-    LOG.append(p)
-    return {p: 1}
-def program(a, b=2):
-    found = kept(b)
-    fusewright.graph_break()
-    return a + 1, found, kept(b) is found
-""",
-    "gives an object, by name": """
-@functools.lru_cache
-def kept(p, q=1):
-    return object() if q == 2 else {1: p}
-def program(a, b=2):
-    found = kept(b, q=1)
-    return a + 1, found, kept(b, q=1) is found, type(kept(b, q=2))
-""",
-    "pops from a dict": """
-@functools.lru_cache
-def kept(p):
-    return D0.pop('b', p)
-def program(a, b=2):
-    LOG.append(kept(b))
-    return a + 1
-""",
-    "appends": """
-@functools.lru_cache
-def kept(p):
-    LOG.append(p)
-    return p
-def program(a, b=2):
-    LOG.append(kept(b))
-    return a + 1
-""",
-    "asked twice, and for its figures": """
-@functools.lru_cache
-def kept(p):
-    LOG.append(p)
-    return p
-def program(a, b=2):
-    LOG.append(kept(b))
-    LOG.append(kept(b))
-    LOG.append(kept.cache_info()[1:])
-    return a + 1
-""",
-    "gives a list": """
-@functools.lru_cache
-def kept(p):
-    return [p]
-def program(a, b=2):
-    r = kept(b)
-    r.append(1)
-    return a + 1, r, kept(b) is r
-""",
-    "gives a tensor": """
-@functools.lru_cache
-def kept(p):
-    return T0 + p
-def program(a, b=2):
-    return a + kept(b)
-""",
-    "reads what was written": """
-@functools.cache
-def kept(p):
-    return GN
-def program(a, b=2):
-    global GN
-    GN += 1
-    return a + kept(b)
-""",
-    "raises": """
-@functools.lru_cache
-def kept(p):
-    if p == 3: raise ValueError(p)
-    return p
-def program(a, b=2):
-    try: LOG.append(kept(b))
-    except ValueError as e: LOG.append(str(e))
-    return a + 1
-""",
+    "gives a dict": keeping(
+        "LOG.append(p)\nreturn {p: 1}",
+        "found = kept(b)\nfusewright.graph_break()\nreturn a + 1, found, kept(b) is found",
+    ),
+    "gives an object, by name": keeping(
+        "return object() if q == 2 else {1: p}",
+        "found = kept(b, q=1)\nreturn a + 1, found, kept(b, q=1) is found, type(kept(b, q=2))",
+        takes="p, q=1",
+    ),
+    "pops from a dict": keeping("return D0.pop('b', p)", "LOG.append(kept(b))\nreturn a + 1"),
+    "appends": keeping(NOTES, "LOG.append(kept(b))\nreturn a + 1"),
+    "asked twice, and for its figures": keeping(
+        NOTES,
+        "LOG.append(kept(b))\nLOG.append(kept(b))\nLOG.append(kept.cache_info()[1:])\nreturn a + 1",
+    ),
+    "gives a list": keeping("return [p]", "r = kept(b)\nr.append(1)\nreturn a + 1, r, kept(b) is r"),
+    "gives a tensor": keeping("return T0 + p", "return a + kept(b)"),
+    "reads what was written": keeping("return GN", "global GN\nGN += 1\nreturn a + kept(b)", how="cache"),
+    "raises": keeping(
+        "if p == 3: raise ValueError(p)\nreturn p",
+        "try: LOG.append(kept(b))\nexcept ValueError as e: LOG.append(str(e))\nreturn a + 1",
+    ),
     "of an object": """
 class K:
     @functools.lru_cache
@@ -135,136 +87,50 @@ def program(a, b=2):
     if b == 4: del O.m
     return a + 1
 """,
-    "breaks": """
-@functools.lru_cache
-def kept(p):
-    fusewright.graph_break()
-    LOG.append(p)
-    return p
-def program(a, b=2):
-    LOG.append(kept(b))
-    return a + 1
-""",
-    "is changed behind a break": """
-@functools.lru_cache
-def kept(p):
-    LOG.append(p)
-    return p
-def program(a, b=2):
-    LOG.append(kept(b))
-    fusewright.graph_break()
-    LOG.append(kept(b))
-    kept.v = 1
-    print(kept(b), end='')
-    return a + 1
-""",
-    "reads a list that was written": """
-@functools.lru_cache
-def kept(p):
-    return COUNT[0]
-def program(a, b=2):
-    COUNT[0] += 1
-    return a + kept(b)
-""",
-    "one result": """
-@functools.lru_cache(maxsize=1)
-def kept(p):
-    LOG.append(p)
-    return p
-def program(a, b=2):
-    kept(1); kept(b); kept(1)
-    return a + 1
-""",
-    "no result": """
-@functools.lru_cache(maxsize=0)
-def kept(p):
-    LOG.append(p)
-    return p
-def program(a, b=2):
-    kept(1); kept(b); kept(1)
-    return a + 1
-""",
-    "typed": """
-@functools.lru_cache(typed=True)
-def kept(p):
-    LOG.append(p)
-    return p
-def program(a, b=2):
-    kept(1); kept(b); kept(1.0); kept(True)
-    return a + 1
-""",
-    "reads a tensor's data that was written to": """
-@functools.lru_cache
-def kept(p):
-    return T0.sum().item() + p
-def program(a, b=2):
-    T0.add_(1)
-    LOG.append(kept(b))
-    return a + 1
-""",
-    "reads a tensor that was written to": """
-@functools.lru_cache
-def kept(p):
-    return T0 + p
-def program(a, b=2):
-    T0.add_(1)
-    return a + kept(b).sum()
-""",
-    "makes a tensor": """
-@functools.lru_cache
-def kept(p):
-    return torch.arange(p) * 2
-def program(a, b=2):
-    return a.sum() + kept(b), kept(b) is kept(b), kept(b)
-""",
-    "calls itself with effects": """
-@functools.lru_cache
-def kept(p):
-    LOG.append(('body', p))
-    return kept(p - 1) + kept(p - 2) if p > 1 else p
-def program(a, b=2):
-    return a.sum() + kept(b + 3), kept(4)
-""",
-    "calls itself": """
-@functools.lru_cache
-def kept(p):
-    return kept(p - 1) + kept(p - 2) if p > 1 else p
-def program(a, b=2):
-    return a.sum() + kept(b + 3), kept(4)
-""",
-    "of a native function": """
-@functools.lru_cache
-def kept(p):
-    return str(p).encode().hex() + str(hash(open)) [:0]
-def program(a, b=2):
-    COUNT[0] += 1
-    return a.sum(), kept(b + 3), kept(4)
-""",
-    "of keywords": """
-@functools.lru_cache
-def kept(p, q=1, *r, k=3):
-    LOG.append((p, q, r, k))
-    return [p, q]
-def program(a, b=2):
-    return a.sum(), kept(b, k=b), kept(b, 1), kept(p=b), kept(b, k=b), kept(b, True), kept(b, 1.0)
-""",
-    "typed, of keywords": """
-@functools.lru_cache(typed=True)
-def kept(p, q=1, *r, k=3):
-    LOG.append((p, q, r, k))
-    return [p, q]
-def program(a, b=2):
-    return a.sum(), kept(b, k=b), kept(b, 1), kept(p=b), kept(b, k=b), kept(b, True), kept(b, 1.0)
-""",
-    "two results": """
-@functools.lru_cache(maxsize=2)
-def kept(p):
-    LOG.append(p)
-    return [p]
-def program(a, b=2):
-    LOG.append(kept(b)); LOG.append(kept(b + 1))
-    return a.sum()
-""",
+    "breaks": keeping("fusewright.graph_break()\nLOG.append(p)\nreturn p", "LOG.append(kept(b))\nreturn a + 1"),
+    "is changed behind a break": keeping(
+        NOTES,
+        "LOG.append(kept(b))\nfusewright.graph_break()\nLOG.append(kept(b))\n"
+        "kept.v = 1\nprint(kept(b), end='')\nreturn a + 1",
+    ),
+    "reads a list that was written": keeping("return COUNT[0]", "COUNT[0] += 1\nreturn a + kept(b)"),
+    "one result": keeping(NOTES, "kept(1); kept(b); kept(1)\nreturn a + 1", how="lru_cache(maxsize=1)"),
+    "no result": keeping(NOTES, "kept(1); kept(b); kept(1)\nreturn a + 1", how="lru_cache(maxsize=0)"),
+    "typed": keeping(NOTES, "kept(1); kept(b); kept(1.0); kept(True)\nreturn a + 1", how="lru_cache(typed=True)"),
+    "reads a tensor's data that was written to": keeping(
+        "return T0.sum().item() + p",
+        "T0.add_(1)\nLOG.append(kept(b))\nreturn a + 1",
+    ),
+    "reads a tensor that was written to": keeping("return T0 + p", "T0.add_(1)\nreturn a + kept(b).sum()"),
+    "makes a tensor": keeping("return torch.arange(p) * 2", "return a.sum() + kept(b), kept(b) is kept(b), kept(b)"),
+    "calls itself with effects": keeping(
+        "LOG.append(('body', p))\nreturn kept(p - 1) + kept(p - 2) if p > 1 else p",
+        "return a.sum() + kept(b + 3), kept(4)",
+    ),
+    "calls itself": keeping(
+        "return kept(p - 1) + kept(p - 2) if p > 1 else p",
+        "return a.sum() + kept(b + 3), kept(4)",
+    ),
+    "of a native function": keeping(
+        "return str(p).encode().hex() + str(hash(open)) [:0]",
+        "COUNT[0] += 1\nreturn a.sum(), kept(b + 3), kept(4)",
+    ),
+    "of keywords": keeping(
+        "LOG.append((p, q, r, k))\nreturn [p, q]",
+        "return a.sum(), kept(b, k=b), kept(b, 1), kept(p=b), kept(b, k=b), kept(b, True), kept(b, 1.0)",
+        takes="p, q=1, *r, k=3",
+    ),
+    "typed, of keywords": keeping(
+        "LOG.append((p, q, r, k))\nreturn [p, q]",
+        "return a.sum(), kept(b, k=b), kept(b, 1), kept(p=b), kept(b, k=b), kept(b, True), kept(b, 1.0)",
+        how="lru_cache(typed=True)",
+        takes="p, q=1, *r, k=3",
+    ),
+    "two results": keeping(
+        "LOG.append(p)\nreturn [p]",
+        "LOG.append(kept(b)); LOG.append(kept(b + 1))\nreturn a.sum()",
+        how="lru_cache(maxsize=2)",
+    ),
     "of objects with a hash": """
 class V:
     def __init__(self, v): self.v = v

@@ -70,10 +70,7 @@ class InterpretedGenerator:
     def throw(self, kind: Any, value: Any = None, traceback: Any = None, /) -> object:
         error = _normalised(kind, value)
         inner = self._delegate()
-        try:
-            return self._resume(None, error) if inner is None else self._throw_into(inner, error)
-        finally:
-            del error, kind, value
+        return self._resume(None, error) if inner is None else self._throw_into(inner, error)
 
     def close(self) -> None:
         if self.frame.finished:
@@ -96,8 +93,6 @@ class InterpretedGenerator:
         except (GeneratorExit, StopIteration) as ended:
             settled(ended)
             return
-        finally:
-            del error
         raise RuntimeError("generator ignored GeneratorExit")
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -207,14 +202,10 @@ class InterpretedGenerator:
             ended = settled(raised)
         finally:
             self.running = False
-            del error
         send = self.frame.info.instructions[self.frame.pc - 2]
-        try:
-            if isinstance(ended, StopIteration) and send.action == "SEND_POP":
-                return self._resume(ended.value, None, send.target)
-            return self._resume(None, ended)
-        finally:
-            del ended
+        if isinstance(ended, StopIteration) and send.action == "SEND_POP":
+            return self._resume(ended.value, None, send.target)
+        return self._resume(None, ended)
 
     def _method(self, inner: Any, name: str) -> Any:
         try:
@@ -231,10 +222,7 @@ class InterpretedGenerator:
             return self.tracer.call(function, args)
         except UserException as signal:
             error = signal.exception
-        try:
-            raise error
-        finally:
-            del error, args
+        raise error
 
 
 def _normalised(kind: Any, value: Any) -> BaseException:
