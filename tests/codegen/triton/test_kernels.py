@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fusewright.base.records import replace
-from fusewright.codegen.triton import Processor, Unsupported, generate
+from fusewright.codegen.triton import Processor, Unsupported, generate, tiles
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.schedule import ScheduleOptions
@@ -417,7 +417,10 @@ def test_many_points_that_add_to_few_places_are_sums(name: str) -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("batch", [1, 5, 16])
-def test_places_in_an_image_are_computed_once_for_several_channels(batch: int, layout: torch.memory_format) -> None:
+def test_places_in_an_image_are_computed_once_for_several_channels(
+    batch: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "SHARED_BYTES", 4)  # as of halves
     x, scale = torch.randn(batch, 3, 7, 9).contiguous(memory_format=layout), r(batch, 3, 1, 1)
 
     def resampled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -461,7 +464,10 @@ GRIDS = {
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("name", GRIDS)
-def test_places_in_a_grid_are_computed_once_for_several_channels(name: str, mode: str, padding: str) -> None:
+def test_places_in_a_grid_are_computed_once_for_several_channels(
+    name: str, mode: str, padding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "SHARED_BYTES", 4)
     shape, layout = GRIDS[name]
     image, grid = torch.randn(shape).contiguous(memory_format=layout), 1.3 * torch.randn(shape[0], 7, 5, 2)
     grid[0, 0] = torch.tensor([[float("nan"), 0.2], [1e20, 0.1], [float("inf"), -3], [-1e10, 5], [-1, 1]])
@@ -481,8 +487,9 @@ def test_places_in_a_grid_are_computed_once_for_several_channels(name: str, mode
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_points_of_a_thread_are_written_over_what_they_are_computed_from() -> None:
+def test_points_of_a_thread_are_written_over_what_they_are_computed_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """An input that is updated."""
+    monkeypatch.setattr(tiles, "SHARED_BYTES", 4)
     inputs = [torch.randn(2, 8, 9, 11), torch.randn(2, 7, 5, 2), torch.randn(2, 8, 7, 5)]
 
     def function(x: torch.Tensor, g: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

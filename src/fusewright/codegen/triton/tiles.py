@@ -43,6 +43,9 @@ over batch, height and width of 32x256x56x56 halves on an H100: 0.038 ms instead
 RESIDENT_WARPS = 32
 """Warps a multiprocessor below which blocks of columns have twice as many: too few loads are on their way (maxima of
 the columns of 16384x2048 bfloat16 on an H100: 33 us instead of 42)."""
+SHARED_BYTES = 2
+"""The widest elements of which points share a thread: bilinear resampling of bfloat16 takes 0.055 instead of 0.066 ms on
+an H100, of float32, whose loads take longer than that work, 0.072 instead of 0.065."""
 MUCH_WORK = 12
 """Operations that compute places, from which on points with the same places share a thread."""
 MOST_POINTS = 32 * 1024
@@ -165,10 +168,8 @@ def _loads_apart(shape: Shape) -> int:
 
 def _sharing(shape: Shape) -> tuple[Axis, int] | None:
     """The longest axis along which the places of loads are the same (the channels of an image that is resampled), where
-    they are much work; and the points along it for which a thread computes them once. (Of halves: bilinear resampling
-    takes 0.055 instead of 0.066 ms on an H100; of float32, whose loads take longer than that work, 0.070 instead of
-    0.066.)"""
-    if len(shape.views) != 1 or _width(shape) > 2:
+    they are much work; and the points along it for which a thread computes them once."""
+    if len(shape.views) != 1 or _width(shape) > SHARED_BYTES:
         return None
     (view,) = shape.views
     places = [value for access in view.accesses if not access.store for _, value in access.bound]
