@@ -44,8 +44,8 @@ RESIDENT_WARPS = 32
 """Warps a multiprocessor below which blocks of columns have twice as many: too few loads are on their way (maxima of
 the columns of 16384x2048 bfloat16 on an H100: 33 us instead of 42)."""
 SHARED_BYTES = 2
-"""The widest elements of which points share a thread: bilinear resampling of bfloat16 takes 0.055 instead of 0.066 ms on
-an H100, of float32, whose loads take longer than that work, 0.072 instead of 0.065."""
+"""The widest elements of which points share a thread: bilinear resampling of bfloat16 takes 0.055 instead of 0.066 ms
+on an H100, of float32, whose loads take longer than that work, 0.072 instead of 0.065."""
 MUCH_WORK = 12
 """Operations that compute places, from which on points with the same places share a thread."""
 MOST_POINTS = 32 * 1024
