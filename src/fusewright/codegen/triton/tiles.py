@@ -19,7 +19,7 @@ from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
 from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton import online
-from fusewright.loops.ir import Apply, Axis
+from fusewright.loops.ir import Apply, Axis, Load
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
@@ -35,8 +35,12 @@ traffic."""
 LONG = 16 * 1024
 SCAN = 8 * 1024
 MOST_APART = 3
-"""Loads of points that are no neighbours in memory, from which a thread computes two points only (on an H100: averages
-of windows of 3x3 in 0.042 ms instead of 0.069; reads at computed indices become slower, bilinear resampling by 16%)."""
+"""Loads of points that are no neighbours in memory, from which a thread computes one point only (on an H100: averages
+of windows of 3x3 in 0.037 ms, in 0.047 with four points and in 0.069 with eight)."""
+SCATTERED = 4096
+"""Points of a block that loads several elements at places which it reads: those are then more often in the cache of the
+multiprocessor (`grid_sample` at random places on an H100: 0.042 ms, 0.084 in blocks of 512). Eight points a thread have
+more of such loads on their way (bilinear resampling of float32 on an H200: 57 us, 74 with four)."""
 FEW_COLUMNS = 512
 """Rows of columns that are so few that all their blocks run at once: then a step is as long as down LONG_COLUMNS (sums
 over batch, height and width of 32x256x56x56 halves on an H100: 0.038 ms instead of 0.050)."""
@@ -140,20 +144,22 @@ def _pointwise(shape: Shape, processor: Processor) -> Tile:
     each = 8 if _width(shape) <= 2 else 4
     if sum(map(_heavy, shape.views)) > 150:
         each = 4
-    if _loads_apart(shape) >= MOST_APART:
-        each = 2
+    gathers = [access for view in shape.views for access in view.accesses if access.bound and not access.store]
+    held, warps = (8 if len(gathers) >= 2 else 4), 4
     block = 128 * each
+    if _loads_apart(shape) >= MOST_APART:
+        block, held, warps = 256, 1, 8
+    elif len(gathers) >= 2 and _read_places(gathers):
+        block, warps = SCATTERED, 16
     while block > 128 and total // block < 2 * processor.units:
         block //= 2
     block = min(block, power_of_two(total))
-    held = 8 if _gathers(shape) >= 2 else 4
-    return Tile("flat", block, 1, _clamp(block // (32 * held), 1, 4), _in_memory_order(shape))
+    return Tile("flat", block, 1, _clamp(block // (32 * held), 1, warps), _in_memory_order(shape))
 
 
-def _gathers(shape: Shape) -> int:
-    """The number of loads at places that are computed: a thread with more points has more of them on their way
-    (bilinear resampling of float32: 57 us with 8 points a thread, 74 with 4; H200)."""
-    return sum(bool(access.bound) and not access.store for view in shape.views for access in view.accesses)
+def _read_places(gathers: Iterable[Access]) -> bool:
+    """Whether a place is computed from what is in memory."""
+    return any(isinstance(one, Load) for one in walk([value for access in gathers for _, value in access.bound]))
 
 
 def _loads_apart(shape: Shape) -> int:
@@ -172,8 +178,9 @@ def _sharing(shape: Shape) -> tuple[Axis, int] | None:
     if len(shape.views) != 1 or _width(shape) > SHARED_BYTES:
         return None
     (view,) = shape.views
-    places = [value for access in view.accesses if not access.store for _, value in access.bound]
-    if sum(isinstance(one, Apply) for one in walk(places)) < MUCH_WORK:
+    gathers = [access for access in view.accesses if not access.store]
+    places = [value for access in gathers for _, value in access.bound]
+    if _read_places(gathers) or sum(isinstance(one, Apply) for one in walk(places)) < MUCH_WORK:
         return None
     used = frozenset[object]().union(*(view.facts(value).deps for value in places))
     stored = {unit_axis(access, shape.outer) for access in view.accesses if access.store}
