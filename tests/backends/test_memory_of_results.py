@@ -202,11 +202,11 @@ def allocations(call: Callable[[], Any]) -> int:
     return sum(after - before >= SIZE for before, after in itertools.pairwise(levels))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, `measure` follows its memory")
 @pytest.mark.parametrize("name", SAVING)
 def test_a_call_takes_the_memory_of_its_result_only(name: str) -> None:
     library, function, shapes = SAVING[name]
-    device = "cuda" if torch.cuda.is_available() else "cpu"  # whose memory `measure` follows
-    given = [torch.randn(shape, device=device) for shape in shapes]
+    given = [torch.randn(shape) for shape in shapes]
     compiled = fusewright.compile(lambda *given: function(library(*given)))
     with torch.no_grad():
         assert compiled(*given).nbytes == library(*given).nbytes == SIZE

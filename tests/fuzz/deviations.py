@@ -31,7 +31,10 @@ def unused(found: Difference, text: str, examine: Examine) -> bool:
     if not found.raised and found.kind != "exception" and not found.where.startswith("exception"):
         return False
     tree = ast.parse(text)
-    program = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "program")
+    functions = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "program")
+    program = next(functions, None)
+    if program is None:
+        return False  # an object that is called
     body, bound = ast.parse("seen = []").body, {one.arg for one in program.args.args}
     for statement in program.body:
         body.append(statement)

@@ -139,6 +139,15 @@ def test_autocast_of_composite_operators_in_inference_mode(fn: Callable[[torch.T
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
+def test_what_the_recorder_itself_calls_in_inference_mode() -> None:
+    """A number is read of a tensor without dimensions, which the recorder makes."""
+    compiled = fusewright.compile(
+        lambda x: x * x.flatten()[:1].item(), fullgraph=True, options={"capture_scalar_outputs": True}
+    )
+    with torch.inference_mode():
+        assert compiled(torch.full((2, 3), 3.0)).eq(9).all()
+
+
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
 def test_the_pseudo_inverse_is_cast_inside(mode: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
     x = torch.randn(3, 2)

@@ -7,7 +7,7 @@ program's call met: views have a history, and autocast casts, unless an operator
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,9 @@ def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> I
         if recorder.cast:
             with torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
                 yield
-        else:
-            with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        else:  # what the recorder itself calls is in no `__torch_dispatch__`, and nothing is shut out
+            inside = torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.PythonTLSSnapshot)
+            with torch._C._RestorePythonTLSSnapshot() if inside else nullcontext():  # type: ignore[attr-defined]
                 yield
     finally:
         recorder.cast = False
