@@ -486,6 +486,35 @@ def test_what_an_object_says_its_class_is_is_asked_as_often(made: Callable[[], A
             assert run(compiled, other) == run(program, one)
 
 
+class Listening:
+    """Notes every attribute that it is asked for; some have two names."""
+
+    def __init__(self) -> None:
+        self.number, self.items = 2, [1]
+
+    def __getattribute__(self, name: str) -> Any:
+        CALLED.append(name)
+        return object.__getattribute__(self, {"count": "number"}.get(name, name))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_asks_for_what_pythons_asks(copied: Callable[[Any], Any]) -> None:
+    def program(x: torch.Tensor, one: Any) -> Any:
+        other = copied(one)
+        other.number = 5
+        return x + other.count + one.count, other
+
+    compiled = fusewright.compile(program, fullgraph=True)
+    seen = []
+    for run in (program, compiled, compiled):
+        CALLED.clear()
+        one = Listening()
+        total, other = run(torch.ones(1), one)
+        asked = list(CALLED)
+        seen.append((asked, float(total), type(other), other.number, other.items, other.items is one.items, one.number))
+    assert seen[0] == seen[1] == seen[2]
+
+
 def test_the_compiler_looks_at_types_alone() -> None:
     """Each file that meets objects of the program takes `isinstance` from the extension module, which asks them
     nothing."""

@@ -26,7 +26,7 @@ from fusewright.base.records import replace
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
 from fusewright.exporting import device_code, package
 from fusewright.runtime import cuda_code, launch
-from tests.codegen.triton.harness import _number_programs as number_programs, function_of
+from tests.codegen.triton.harness import function_of, mend_interpreter
 from tests.export.c_library import INPUT, MACHINE, MEMORY, RUN, CLibrary, Failed, Tensor, build, described
 from tests.export.test_c_runtime import Lists, Operators
 
@@ -81,7 +81,7 @@ class Driver:
                 else:
                     arguments.append(VALUES[kind].from_address(parameters[number]).value)
             arguments += [ctypes.c_int64.from_address(parameters[count + i]).value for i in range(len(kernel.sizes))]
-            number_programs()
+            mend_interpreter()
             function_of(kernel)[(grid,)](*arguments)
             self.launched.append(kernel.name)
         except AssertionError as error:

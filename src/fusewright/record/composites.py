@@ -15,6 +15,8 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 
+from fusewright._native import isinstance
+
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
 

@@ -26,7 +26,7 @@ def function_of(code: DeviceKernel) -> Any:
     return scope[code.symbol]
 
 
-def _mend_interpreter() -> None:
+def mend_interpreter() -> None:
     """NumPy makes no Python number of an array of one element any more, which the interpreter counts on where a loop starts at a program's
     number, or at what is computed of it: gives the first as an array without dimensions, and takes the other's element."""
     import numpy
@@ -59,7 +59,7 @@ def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Map
     ]
     arguments += [torch.full((evaluate(spill.elements, sizes),), 113, dtype=spill.dtype) for spill in code.spills]
     arguments += [evaluate(symbol, sizes) for symbol in code.sizes]
-    _mend_interpreter()
+    mend_interpreter()
     function_of(code)[(grid,)](*arguments)
 
 

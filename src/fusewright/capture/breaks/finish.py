@@ -29,7 +29,7 @@ from fusewright.capture.border.values import context
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
-from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object, set_text
+from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object, dict_of, set_text
 from fusewright.capture.guards.sources import Computed, Constant, Item, Local, Source
 from fusewright.capture.interpret.continuation import LET_GO, RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
@@ -248,7 +248,8 @@ def _write_back(code: Code, shadow: Shadow) -> list[str]:
         attributes = object.__getattribute__(value, "__dict__")
         text = ", ".join(f"{name!r}: {code.expression(attribute)}" for name, attribute in attributes.items())
         made = code.temporary(f"{{{text}}}")
-        lines += [f"{target}.__dict__.clear()", f"{target}.__dict__.update({made})"]
+        held = dict_of(target, type(value))
+        lines += [f"{held}.clear()", f"{held}.update({made})"]
     return lines
 
 

@@ -170,6 +170,12 @@ def _build_container_subclass(code: Code, value: Any) -> str:
     return _with_attributes(code, value, name)
 
 
+def dict_of(text: str, kind: type) -> str:
+    """The instance dictionary, without asking an object of a class with a `__getattribute__` of the program's."""
+    hooked = isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
+    return f'object.__getattribute__({text}, "__dict__")' if hooked else f"{text}.__dict__"
+
+
 def _with_attributes(code: Code, value: Any, text: str) -> str:
     """Fills the instance dictionary and slots of the object that `text` makes."""
     kind = type(value)
@@ -180,7 +186,7 @@ def _with_attributes(code: Code, value: Any, text: str) -> str:
     name = text if text.isidentifier() else code.start(value, text)
     if attributes:
         pairs = ", ".join(f"{key!r}: {code.expression(attribute)}" for key, attribute in attributes.items())
-        code.lines.append(f"{name}.__dict__.update({{{pairs}}})")
+        code.lines.append(f"{dict_of(name, kind)}.update({{{pairs}}})")
     for slot, content in slots:
         code.lines.append(f"object.__setattr__({name}, {slot!r}, {code.expression(content)})")
     return name

@@ -42,8 +42,10 @@ _ATOMIC = (
 )
 _REFLECTIVE = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
-    "__getattr__", "__getattribute__",  # asked for the others
+    "__getattr__",  # asked for the others
 )  # fmt: skip
+_ASKED = ("__reduce_ex__", "__reduce__", "__getstate__")
+"""What a copy asks the object for, behind `__deepcopy__`; then the new one, for `__setstate__` and `__dict__`."""
 _OF_CONTENTS = ("__iter__", "__len__", "append", "items", "__setitem__")
 """What a copy calls for the elements of a container of a class of the program's."""
 _CALLED = (set, collections.OrderedDict, collections.defaultdict)
@@ -79,6 +81,12 @@ def _check_plain(world: World, value: Any) -> None:
         collections.OrderedDict.__new__,
     ):
         raise GraphBreak("untraceable-call", f"a copy of a {kind.__module__}.{kind.__qualname__}")
+
+
+def _check_own(value: Any, name: str, found: Any) -> None:
+    """Whether what the object's `__getattribute__` gave is what it has of `object`."""
+    if not isinstance(found, types.BuiltinMethodType) or found.__self__ is not value or found.__name__ != name:
+        raise GraphBreak("untraceable-call", f"a copy of a {type(value).__qualname__}, which gives a {name} of its own")
 
 
 def _builtin_hooks(value: Any, name: str) -> tuple[Any, ...]:
@@ -161,6 +169,14 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
     world = tracer.world
     _check_plain(world, value)
     kind = type(value)
+    asks = isinstance(classes.guarded_lookup(world, kind, "__getattribute__"), types.FunctionType)
+    if asks:
+        if classes.slots(kind) or isinstance(value, (dict, list, set, tuple)):
+            raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which defines __getattribute__")
+        if memo is not None and tracer.call(hasattr, (value, "__deepcopy__")):
+            raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which gives a __deepcopy__")
+        for name in _ASKED:
+            _check_own(value, name, tracer.call(getattr, (value, name)))
     maker = classes.native_new(kind)
     if isinstance(value, collections.defaultdict) and kind is not collections.defaultdict:
         raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}")  # it leaves out the attributes
@@ -184,7 +200,11 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
     elif isinstance(value, set):
         set.update(made, [convert(element) for element in set.__iter__(value)])
     if kind.__dictoffset__:
-        attributes = world.materialise(world.getattr(value, "__dict__"))
+        attributes = world.materialise(tracer.call(object.__getattribute__, (value, "__dict__")))
+        if asks and attributes:
+            if tracer.call(hasattr, (made, "__setstate__")):
+                raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which gives a __setstate__")
+            tracer.call(getattr, (made, "__dict__"))
         object.__getattribute__(made, "__dict__").update(
             {name: convert(attribute) for name, attribute in attributes.items()}
         )
