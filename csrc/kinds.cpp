@@ -1,5 +1,5 @@
-// isinstance, by the type of a value alone. Python's own asks the value for `__class__` where its type is no instance: that
-// is code of the program's (a `__getattribute__`, a property), which may have effects, and may name another class.
+// isinstance, by the type of a value alone. Python's own asks the value for `__class__` where its type is no instance:
+// that is code of the program's (a `__getattribute__`, a property), which may have effects, and may name another class.
 #include "native.h"
 
 namespace {

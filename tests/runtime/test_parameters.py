@@ -266,7 +266,8 @@ def test_results_that_depend_on_parameters_alone_are_new_ones(kind: str) -> None
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             whole = self.weight @ self.weight.t() + 1
             first, second = (self.weight * 2).split(1)
-            return whole, whole.view(4), first, second.t(), x * whole.exp(), self.weight[:1] - 1
+            products = self.weight[None] @ self.weight.t()  # a view that its schema does not tell
+            return whole, whole.view(4), first, second.t(), x * whole.exp(), self.weight[:1] - 1, products
 
     net, x = Table(), torch.ones(2, 2)
     compiled = fusewright.compile(net, fullgraph=True)

@@ -29,8 +29,9 @@ _SHARING = frozenset(
 
 
 def shares_memory(node: torch.fx.Node) -> bool:
-    """Whether the node's result may lie in its first argument's memory."""
-    return is_view(node) or node.target in _SHARING
+    """Whether the node's result, or each of its results, may lie in its first argument's memory."""
+    parts = isinstance(node.target, OpOverload) and facts(node.target).parts_of is not None
+    return parts or is_view(node) or node.target in _SHARING
 
 
 def escaping(graph: torch.fx.Graph) -> set[torch.fx.Node]:

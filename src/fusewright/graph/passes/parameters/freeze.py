@@ -9,7 +9,6 @@ than the parameters that it comes from, and what leaves the graph: the caller ma
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch.fx
 from fusewright.base.thresholds import MOST_GROWTH, SMALL
 from fusewright.graph.freezing import Prepacking, Ref, Size, Step
 from fusewright.graph.nodes import add_placeholder, ancestors
+from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Expr, to_tuples
@@ -28,7 +28,7 @@ Node = torch.fx.Node
 
 def split_prepacking(graph: torch.fx.Graph) -> Prepacking | None:
     """What is computed beforehand, or None when there is nothing. `graph` then takes the values as further inputs."""
-    stable = stable_nodes(graph) - _leaving(graph)
+    stable = stable_nodes(graph) - escaping(graph)
     wanted = [node for node in graph.nodes if node in stable and _is_worth_keeping(node, stable)]
     if not wanted:
         return None
@@ -52,26 +52,6 @@ def split_prepacking(graph: torch.fx.Graph) -> Prepacking | None:
         Ref(position) for position in range(len(inputs) + len(steps) - len(wanted), len(inputs) + len(steps))
     )
     return Prepacking(tuple(inputs), tuple(steps), results, types, usual)
-
-
-def _leaving(graph: torch.fx.Graph) -> set[Node]:
-    """The results, and the values in whose memory they lie."""
-    found: set[Node] = set()
-    left = list(graph.output_node().all_input_nodes)
-    while left:
-        node = left.pop()
-        if node.op == "call_function" and node not in found:
-            found.add(node)
-            if node.target is operator.getitem or _is_view(node):
-                left.append(node.all_input_nodes[0])
-    return found
-
-
-def _is_view(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    known = facts(node.target)
-    return known.is_view or known.parts_of is not None
 
 
 def _is_worth_keeping(node: Node, stable: set[Node]) -> bool:

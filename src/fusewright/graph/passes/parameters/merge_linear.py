@@ -117,10 +117,9 @@ def _retype(node: Node, type_: object, found: dict[Node, object], env: ShapeEnv 
                 return False
             if user.target in _PRODUCTS or user.meta.get("epilogue"):
                 return False
-            known = facts(user.target)
-            if not shares_memory(user) and known.parts_of is None:
+            if not shares_memory(user):
                 continue
-            if known.parts_of is not None or base is not user.args[0] or len(user.all_input_nodes) != 1:
+            if facts(user.target).parts_of is not None or base is not user.args[0] or len(user.all_input_nodes) != 1:
                 return False
             given = [types[base], *map(argument_types, user.args[1:])]
             shown = by_rule(user.target, given, user.kwargs, env)
