@@ -7,7 +7,7 @@ program's call met: views have a history, and autocast casts, unless an operator
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -24,22 +24,21 @@ if TYPE_CHECKING:
 @contextmanager
 def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> Iterator[None]:
     """Here the keys of autograd and autocast are shut out, as in every `__torch_dispatch__`."""
+    around = recorder.cast
+    if not around:
+        tensor = next((one for one in _flat(args) if isinstance(one, torch.Tensor)), None)
+        recorder.cast = tensor is not None and _is_cast(func, tensor.device.type)
+    state: AbstractContextManager[object] = nullcontext()
     if recorder.cast:
-        with torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
-            yield
-        return
-    tensor = next((one for one in _flat(args) if isinstance(one, torch.Tensor)), None)
-    recorder.cast = tensor is not None and _is_cast(func, tensor.device.type)
+        state = torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False)
+    elif torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.PythonTLSSnapshot):
+        state = torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
+    # else: what the recorder itself calls is in no `__torch_dispatch__`, and nothing is shut out
     try:
-        if recorder.cast:
-            with torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
-                yield
-        else:  # what the recorder itself calls is in no `__torch_dispatch__`, and nothing is shut out
-            inside = torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.PythonTLSSnapshot)
-            with torch._C._RestorePythonTLSSnapshot() if inside else nullcontext():  # type: ignore[attr-defined]
-                yield
+        with state:
+            yield
     finally:
-        recorder.cast = False
+        recorder.cast = around
 
 
 def _flat(args: Sequence[object]) -> Iterator[object]:

@@ -386,16 +386,15 @@ class Fuser:
         """Whether a row of the group would be many short pieces of memory, between them those of other rows (a group of
         channels, in channels-last images)."""
         outer = len(recipe.outer)
-        for nest in group.nests:
+        accesses = ((nest, access) for nest in group.nests for access in nest.accesses if access.affine)
+        for nest, access in accesses:
             extents = recipe.extents(nest.extents)[outer:]
-            for access in nest.accesses:
-                if access.affine:
-                    steps = recipe.vector(nest.table[access.index][1])[outer:]
-                    runs = [estimate(extent) for extent, step in zip(extents, steps) if type(step) is int and step == 1]
-                    walked = estimate(product(extent for extent, step in zip(extents, steps) if step != 0))
-                    width = self.buffers[access.buffer].element.itemsize
-                    if runs and runs[-1] * width < SHORT_RUN and walked >= SHORT_RUN_ROWS * runs[-1]:
-                        return True
+            steps = recipe.vector(nest.table[access.index][1])[outer:]
+            runs = [estimate(extent) for extent, step in zip(extents, steps) if type(step) is int and step == 1]
+            walked = estimate(product(extent for extent, step in zip(extents, steps) if step != 0))
+            width = self.buffers[access.buffer].element.itemsize
+            if runs and runs[-1] * width < SHORT_RUN and walked >= SHORT_RUN_ROWS * runs[-1]:
+                return True
         return False
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:

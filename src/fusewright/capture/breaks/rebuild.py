@@ -172,8 +172,11 @@ def _build_container_subclass(code: Code, value: Any) -> str:
 
 def dict_of(text: str, kind: type) -> str:
     """The instance dictionary, without asking an object of a class with a `__getattribute__` of the program's."""
-    hooked = isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
-    return f'object.__getattribute__({text}, "__dict__")' if hooked else f"{text}.__dict__"
+    return f'object.__getattribute__({text}, "__dict__")' if _is_hooked(kind) else f"{text}.__dict__"
+
+
+def _is_hooked(kind: type) -> bool:
+    return isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
 
 
 def _with_attributes(code: Code, value: Any, text: str) -> str:
@@ -363,8 +366,7 @@ def _build_builtin(code: Code, value: Any) -> str:
     descriptor = classes.descriptor_of(value, owner)
     if descriptor is None:
         raise GraphBreak("cannot-rebuild", f"the method {value.__name__} of a {type(owner).__qualname__}")
-    hooked = isinstance(classes.lookup(type(owner), "__getattribute__"), types.FunctionType)
-    if descriptor is classes.lookup(type(owner), value.__name__) and not hooked:
+    if descriptor is classes.lookup(type(owner), value.__name__) and not _is_hooked(type(owner)):
         return f"({code.expression(owner)}).{value.__name__}"  # a number too
     return (
         f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it

@@ -23,6 +23,10 @@ from fusewright.sizes.estimate import estimate
 if TYPE_CHECKING:
     from fusewright.codegen.triton.values import Emitter
 
+_LAST = str((1 << 31) - 1)
+_LAST_WIDE = str((1 << 63) - 1)
+
+
 def streamed(shape: Shape, joined: Container[int]) -> frozenset[str]:
     """Memory of which a kernel that walks its rows in steps reads each element once: it need not take the place of what
     others will read in the cache (means of 8192 rows of 4096 halves on an H100: 27 us instead of 35). joined: places of
@@ -38,10 +42,6 @@ def streamed(shape: Shape, joined: Container[int]) -> frozenset[str]:
             if view.axes and not access.store and not access.bound and 0 not in steps:
                 once.add(memory)
     return frozenset(memory for memory in once if readers[memory] == 1)
-
-
-_LAST = str((1 << 31) - 1)
-_LAST_WIDE = str((1 << 63) - 1)
 
 
 def _extreme(dtype: torch.dtype, largest: bool) -> str:

@@ -301,10 +301,10 @@ def as_strided(
     ref = window(self)
     begins = None if ref is None else ref.offset + low.program.buffers[ref.buffer].offset
     elsewhere = storage_offset is not None and begins is not None and known_eq(begins, self.type.offset) is False
-    if ref is None or elsewhere or not _laid_out_as_typed(self, ref):  # a copy that was to be none: now it is one
+    if ref is None or elsewhere or not laid_out_as_typed(self, ref):  # a copy that was to be none: now it is one
         low.realize(self)
         ref = window(self)
-    if ref is None or not _laid_out_as_typed(self, ref):
+    if ref is None or not laid_out_as_typed(self, ref):
         raise Fallback("as_strided of a value whose storage is laid out otherwise")
     buffer = low.program.buffers[ref.buffer]
     if buffer.dtype is not self.dtype:
@@ -321,9 +321,9 @@ def as_strided(
     return call.result(ir.load(ref.buffer, flat_index(call.axes, stride, base), self.dtype))
 
 
-def _laid_out_as_typed(self: Value, ref: ir.BufferRef) -> bool:
-    same_strides = all(is_one(n) or same_size(a, b) for n, a, b in zip(self.shape, ref.stride, self.type.stride))
-    return same_strides
+def laid_out_as_typed(self: Value, ref: ir.BufferRef) -> bool:
+    """Whether the window on memory has the strides that the value's type says."""
+    return all(is_one(n) or same_size(a, b) for n, a, b in zip(self.shape, ref.stride, self.type.stride))
 
 
 # --- writing into a part: the functional forms of assignments to views ------------------------------------------------
