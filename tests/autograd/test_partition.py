@@ -133,8 +133,12 @@ def test_a_mask_is_saved_as_bool() -> None:
     assert torch.bool in {node.meta["type"].dtype for node in halves.backward.nodes if node.op == "placeholder"}
 
 
-def test_an_input_that_changes_is_saved_as_it_was() -> None:
-    x, total = torch.randn(8, requires_grad=True), torch.randn(8)
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("layout", ["dense", "turned", "gaps", "turned gaps"])
+def test_an_input_that_changes_is_saved_as_it_was(layout: str, dynamic: bool | None) -> None:
+    total = torch.randn(3, 16 if "gaps" in layout else 8)[:, :: 2 if "gaps" in layout else 1]
+    total = total.t() if "turned" in layout else total
+    x = torch.randn(total.shape, requires_grad=True)
 
     def step(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         y = x * (total * 2)
@@ -142,7 +146,7 @@ def test_an_input_that_changes_is_saved_as_it_was() -> None:
         return y
 
     before = total.clone()
-    fusewright.compile(step, fullgraph=True)(total, x).sum().backward()
+    fusewright.compile(step, fullgraph=True, dynamic=dynamic)(total, x).sum().backward()
     torch.testing.assert_close(x.grad, before * 2)
     torch.testing.assert_close(total, before + 1)
 

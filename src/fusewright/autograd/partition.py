@@ -19,7 +19,7 @@ from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.base.records import replace
-from fusewright.graph.builder import Builder, env_of
+from fusewright.graph.builder import Builder, env_of, is_dense
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.sizes.expressions import Expr
@@ -258,8 +258,13 @@ def _after(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None, target: Any,
 
 
 def _copied(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Node:
-    """A copy of an input that changes before the backward runs."""
-    return _after(graph, node, env, torch.ops.aten.clone.default)
+    """A copy of an input that changes before the backward runs, laid out as the input is: with its gaps."""
+    type_: TensorType = node.meta["type"]
+    if is_dense(type_):
+        return _after(graph, node, env, torch.ops.aten.clone.default)
+    size, stride = list(type_.shape), list(type_.stride)
+    place = _after(graph, node, env, torch.ops.aten.new_empty_strided.default, size=size, stride=stride)
+    return _after(graph, place, env, torch.ops.aten.copy.default, src=node)
 
 
 def _needed(roots: set[Node], available: set[Node]) -> set[Node]:
