@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fusewright
 from fusewright.operators.meta_kernels import type_of
 from fusewright.operators.schema import facts
 from fusewright.operators.shape_rules import RULES, by_rule
@@ -278,3 +279,19 @@ def test_indexing() -> None:
         assert isinstance(said, TensorType), (x.shape, types)
         assert (said.shape, said.stride) == (tuple(found.shape), found.stride()), (type_of(x), types)
     assert compared > 1500
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_filters_that_no_convolution_takes_are_refused_where_nothing_reads_the_result(dynamic: bool | None) -> None:
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        torch.nn.functional.conv1d(x, weight)
+        return x + 1
+
+    compiled = fusewright.compile(program, dynamic=dynamic)
+    x = torch.randn(2, 2, 9)
+    for filters in (2, 0, 4, 0):
+        if filters:
+            torch.testing.assert_close(compiled(x, torch.randn(filters, 2, 3)), x + 1)
+            continue
+        with pytest.raises(RuntimeError, match="expected weight to be at least 1"):
+            compiled(x, torch.randn(filters, 2, 3))

@@ -119,6 +119,9 @@ class ShapeEnv:
         larger is `assumed` from here on. `one`: these sizes when they are 1."""
         self.shown, self.one, self.asked = symbols, one, None
         self.assumed -= symbols
+        for one_or_more in symbols:
+            self._learn_bound(one_or_more - 1)
+        self._forget_answers()
 
     def assume(self, symbols: frozenset[Expr]) -> None:
         """Takes these symbols to be 2 or more."""
@@ -188,6 +191,11 @@ class ShapeEnv:
     def examples(self) -> Mapping[Expr, int]:
         """The example's value of each symbol that has one."""
         return self._hints
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether `settled` may say more than what it is given."""
+        return self.has_equalities or bool(self.assumed or self._narrow)
 
     @property
     def has_equalities(self) -> bool:
@@ -317,15 +325,16 @@ class ShapeEnv:
         return symbol(f"{s}_2", max(2, low or 0), high)
 
     def settled(self, d: Dim) -> Dim:
-        """`d` as it is for all sizes that the guards admit: with the learnt equalities, and the assumed symbols 2 or
-        more (the smaller of such a size and 1 is 1, which broadcasts)."""
+        """`d` as it is for all sizes that the guards admit: with the learnt equalities and bounds, and the assumed
+        symbols 2 or more (the smaller of such a size and 1 is 1, which broadcasts)."""
         simple = self.simplify(d)
-        symbols = frozenset() if isinstance(simple, (int, Symbol)) else free_symbols(simple) & self.assumed
-        if not symbols:
+        free = frozenset() if isinstance(simple, (int, Symbol)) else free_symbols(simple)
+        bounded, _ = self.larger(free & self.assumed)
+        bounded |= {s: self._narrow[s] for s in free - bounded.keys() if s in self._narrow}
+        if not bounded:
             return simple
-        larger, _ = self.larger(symbols)
-        back: dict[Expr, Dim] = {new: old for old, new in larger.items() if isinstance(new, Expr)}
-        return substitute(substitute(simple, larger), back)
+        back: dict[Expr, Dim] = {new: old for old, new in bounded.items() if isinstance(new, Expr)}
+        return substitute(substitute(simple, bounded), back)
 
     def range_of(self, s: Symbol) -> tuple[int | None, int | None]:
         """(least, most) that the symbol's own range and the learnt facts leave it."""

@@ -16,6 +16,7 @@ from fusewright.operators.rules.common import (
     fresh,
     is_contiguous,
     iterator_strides,
+    less,
     preserved_strides,
     same,
     same_shape,
@@ -94,6 +95,8 @@ def _convolution(
     groups: int,
 ) -> object:
     rank = weight.ndim - 2
+    if less(weight.shape[0], groups):  # the meta kernel takes this, and no operator that computes does
+        raise RuntimeError(f"a convolution of {groups} groups needs as many filters, its weight has {weight.shape[0]}")
     if input.ndim != weight.ndim or rank < 1 or input.dtype != weight.dtype or 0 in input.shape:
         return NotImplemented
     if not same(input.shape[1], weight.shape[0] if transposed else weight.shape[1] * groups):

@@ -16,6 +16,6 @@ from fusewright.graph.write_sizes import write_sizes
 
 def specialise(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     env = env_of(graph)
-    if env is None or not (env.has_equalities or env.assumed):
+    if env is None or not env.may_settle:
         return graph
     return write_sizes(graph, env.settled, context.allow)
