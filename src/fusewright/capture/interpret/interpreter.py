@@ -61,7 +61,7 @@ _RAISE_AGAIN = frozenset({"RERAISE", "CLEANUP_THROW"})
 
 def _refuse_to_close(frame: Frame, operand: object) -> object:
     raise SkipFrame(
-        "generator-abandoned", "a generator is left inside a try or with block, which its closing would run"
+        "generator-abandoned", "a generator is left where closing it runs a handler, or closes what it delegates to"
     )
 
 
@@ -304,6 +304,8 @@ class Tracer:
         the like)."""
         for generator in list(self._guarded):
             frame = generator.frame
+            if generator.closes_another():
+                _refuse_to_close(frame, None)
             frame.ops = [
                 record if instruction.action in _HARMLESS else (_refuse_to_close, None)
                 for record, instruction in zip(frame.ops, frame.info.instructions)
