@@ -144,8 +144,9 @@ class InterpretedGenerator:
         finally:
             self.running = False
             tracer.handling, handling.previous = handling.previous, None
-        handled = not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
-        tracer.note_suspension(self, handled or self.closes_another())
+        tracer.note_suspension(
+            self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
+        )
         if isinstance(finished_by, StopIteration) and sys.version_info < (3, 12):  # later the body has a handler for it
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
@@ -169,13 +170,13 @@ class InterpretedGenerator:
         delegating = following.name == "RESUME" and following.arg & 3 >= 2
         return frame.stack[-1] if delegating else None
 
-    def closes_another(self) -> bool:
-        """Whether closing it here would close an iterator that others hold too, or one that has something to say to
-        that."""
+    def closes_another(self, noted: set[InterpretedGenerator]) -> bool:
+        """Whether closing it here would close an iterator that others than the capture's notes hold too, or one that
+        has something to say to that."""
         inner = self._delegate()
         if isinstance(inner, InterpretedGenerator):
             frame = self.frame
-            own = sum(held is inner for held in (*frame.stack, *frame.locals))
+            own = sum(held is inner for held in (*frame.stack, *frame.locals)) + (inner in noted)
             return sys.getrefcount(inner) - 2 > own  # two: the name here, and the argument
         return inner is not None and _may_be_closed(inner)
 

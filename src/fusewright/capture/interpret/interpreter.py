@@ -302,10 +302,10 @@ class Tracer:
         """Closes generators that were left inside a try or with block, as their deletion would. When exactly CPython
         deletes them is not known here, so only handlers without any effect may run (`except StopIteration: return` and
         the like)."""
+        if any(generator.closes_another(self._guarded) for generator in self._guarded):
+            _refuse_to_close(self.root, None)
         for generator in list(self._guarded):
             frame = generator.frame
-            if generator.closes_another():
-                _refuse_to_close(frame, None)
             frame.ops = [
                 record if instruction.action in _HARMLESS else (_refuse_to_close, None)
                 for record, instruction in zip(frame.ops, frame.info.instructions)
@@ -592,7 +592,7 @@ class Tracer:
 
     def note_suspension(self, generator: InterpretedGenerator, guarded: bool) -> None:
         """A generator has been suspended (or resumed): `guarded` if closing it there would run the user's handlers."""
-        if guarded:
+        if guarded or generator.closes_another(self._guarded):
             self._guarded.add(generator)
         else:
             self._guarded.discard(generator)
