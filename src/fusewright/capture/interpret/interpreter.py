@@ -59,7 +59,7 @@ _RAISE_AGAIN = frozenset({"RERAISE", "CLEANUP_THROW"})
 """Instructions at which a traceback does not grow."""
 
 
-def _refuse_to_close(frame: Frame, operand: object) -> object:
+def _refuse_to_close(frame: Frame | None, operand: object) -> object:
     raise SkipFrame(
         "generator-abandoned", "a generator is left where closing it runs a handler, or closes what it delegates to"
     )
