@@ -180,6 +180,8 @@ def _of_constant(value: Any) -> Named:
 def _of_error(value: BaseException) -> Named:
     yield from _named("args", "__cause__", "__context__", "__suppress_context__")(value)
     yield ".lines", lines_of(value)
+    if isinstance(value, (AttributeError, NameError, ImportError)):
+        yield ".name", value.name
 
 
 def lines_of(error: BaseException) -> tuple[str, ...]:

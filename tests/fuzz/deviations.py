@@ -108,7 +108,7 @@ def hashed_by_address(found: Difference, text: str, examine: Examine) -> bool:
     return found.kind in ("class", "value") and "set(" in text and alike != text and examine(alike) is None
 
 
-NODE = re.compile(r",\s+grad_fn=<\w+>")
+NODE = re.compile(r",(?:\s|\\n)+grad_fn=<\w+>")  # in a text of a text a new line is two letters
 
 
 @dataclass(frozen=True, slots=True)

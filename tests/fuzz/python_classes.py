@@ -14,6 +14,8 @@ class R:
 class Shade(enum.Enum):
     RED = 1
     BLUE = 2
+    @classmethod
+    def _missing_(cls, value): return tick(cls.RED)
 class Field:
     def __init__(self, first=0): self.first = first
     def __set_name__(self, owner, name): self.name = "_" + name
@@ -138,6 +140,10 @@ def __getattr__(self, name):
     LOG.append(name)
     if name in ('v', 'b', 'items'): return $i
     raise AttributeError(name)
+--
+def __getattribute__(self, name):
+    LOG.append((name, 'get'))
+    return super().__getattribute__(name)
 --
 def __setattr__(self, name, value):
     LOG.append((name, 'set'))
@@ -268,4 +274,5 @@ P.__new__.__defaults__ = (1, 2) | Field.__get__ = lambda self, one, kind: 9 | Mi
 globals().update(tick=lambda v: v) | globals().update(gen=lambda v: iter([v])) | L0.append(L0[0] if L0 else 0) | LOG.clear() | globals().update(T0=T0.double()) | D0['l'] = L0 | L0.append(D0) | $o.v = $i | $o.__dict__.clear() | $c.v = $i
 S.p = property(lambda self: $i) | del L0[:1] | globals().update(R=P) | tick.__defaults__ = ($i,) | tick.__code__ = (lambda v=0: v).__code__ | D0.__setitem__(1, T0) | globals().update(Q0=collections.deque([$i])) | L0.reverse() | poke(KEPT[-1])
 $o.w = $x | $o.m = lambda x=1: x | $o.__class__ = Lower | del D0['b'] | E0.clear() | Shade.RED.extra = $i
+Shade._missing_ = classmethod(lambda cls, value: cls.BLUE) | del Field.__get__ | del Field.__set__
 """)

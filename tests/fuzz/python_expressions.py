@@ -90,7 +90,7 @@ tuple($g) | (($i, $i), $u) | $u * 2 | $u[$k:] | tuple(map($f, $l)) | ($u if $b e
 """,
         "q": "collections.deque($l) | collections.deque($l, 2) | collections.deque([$x]) | $q.copy() | collections.deque($g, maxlen=$k)",
         "o": """
-$c($i) | $c() | P($i, $i) | R($i) | R($i, [$i]) | types.SimpleNamespace(v=$i, a=$x) | $o | copy.copy($o) | functools.partial($f, $i) | dataclasses.replace(R(1), a=$i) | Shade(2) | Shade['RED'] | slice($i, $i)
+$c($i) | $c() | P($i, $i) | R($i) | R($i, [$i]) | types.SimpleNamespace(v=$i, a=$x) | $o | copy.copy($o) | functools.partial($f, $i) | dataclasses.replace(R(1), a=$i) | Shade(2) | Shade($i) | Shade['RED'] | slice($i, $i)
 ValueError($i, $s) | KeyError($z) | range($i) | $o if $b else $o | S($i) | -$o | $o + 1
 """,
         "f": """

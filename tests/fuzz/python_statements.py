@@ -369,6 +369,13 @@ LOG.append(next($G, None))
 $B
 LOG.append(list($g))
 --
+def $0(p): yield from p
+$G = $g
+LOG.append(next($0($g), None))
+--
+try: LOG.append($o.none if $b else delattr($o, 'w'))
+except AttributeError as $0: LOG.append((str($0), $0.name, $0.obj is None))
+--
 $G = gen($i)
 try: LOG.append(next($G)); LOG.append($G.throw(ValueError('t')))
 except Exception as $0: LOG.append(repr($0))

@@ -55,7 +55,6 @@ def import_from(world: World, origin: types.ModuleType, name: str) -> Any:
     full = f"{origin.__name__}.{name}"
     if full in sys.modules:
         return world.load(sys.modules[full], Item(world.constant(sys.modules, "sys_modules"), full))
-    where = getattr(origin, "__file__", None) or "unknown location"
-    raise UserException(
-        ImportError(f"cannot import name {name!r} from {origin.__name__!r} ({where})", name=origin.__name__)
-    )
+    path = getattr(origin, "__file__", None)
+    where = f"cannot import name {name!r} from {origin.__name__!r} ({path or 'unknown location'})"
+    raise UserException(ImportError(where, name=origin.__name__, path=path))

@@ -49,7 +49,7 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     except BaseException as exception:
         _refuse_what_passes(exception)
         if isinstance(exception, TypeError):
-            refuse_if_shown((*args, *kwargs.values()))
+            refuse_if_shown((*args, *kwargs.values()), str(exception))
         error = settled(exception)
     # From here on nothing of this is being handled: an error of the second call has no context either.
     _leave_out(error, sys.exception())

@@ -443,7 +443,11 @@ class World:
 
     def getattr(self, obj: Any, name: str) -> Any:
         """`obj.name`, Python's full attribute protocol."""
-        return self._getters[type(obj)](self, obj, name)
+        try:
+            return self._getters[type(obj)](self, obj, name)
+        except UserException as signal:
+            objects.note_missing(self, signal.exception, obj, name)
+            raise
 
     def setattr(self, obj: Any, name: str, value: object) -> None:
         """`obj.name = value`."""
@@ -457,9 +461,9 @@ class World:
         """See values/object.py."""
         return objects.bind(self, found, obj, kind, name)
 
-    def is_data_descriptor(self, found: object) -> bool:
+    def is_data_descriptor(self, found: object, reads: bool = False) -> bool:
         """See values/object.py."""
-        return objects.is_data_descriptor(self, found)
+        return objects.is_data_descriptor(self, found, reads)
 
     def unary(self, op: str, obj: Any) -> Any:
         """`op obj`; op is one of + - ~ not."""

@@ -112,6 +112,10 @@ def _call_enum(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak(
             "untraceable-call", f"the enumeration {cls.__qualname__} with arguments that are not one constant"
         )
+    known = args[0].__hash__ is None or args[0] in cls._value2member_map_ or type(args[0]) is cls  # type: ignore
+    if not known and isinstance(look := classes.guarded_lookup(tracer.world, cls, "_missing_"), classmethod):
+        if look.__func__.__module__ != "enum":  # the program's own
+            return construct(tracer, cls, args, kwargs)
     member = native(cls, *args)
     return tracer.world.load(member, tracer.world.constant(member, cls.__name__))
 
@@ -152,10 +156,13 @@ def check_finalizer(world: World, cls: type) -> None:
         raise SkipFrame("finalizer", f"an instance of {cls.__module__}.{cls.__qualname__} is made")
 
 
+_ABSTRACT = 1 << 20
+
+
 def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     if maker is object.__new__:
-        if getattr(cls, "__abstractmethods__", None) or initialiser is object.__init__:
+        if cls.__flags__ & _ABSTRACT or initialiser is object.__init__:
             return native(cls.__new__, cls, *args, **kwargs)  # CPython's own complaint, if there is one
         return native(object.__new__, cls)
     if issubclass(cls, torch.Tensor):
@@ -203,7 +210,7 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
     world.guard_bases(kind)
     if cls in call_torch.LEGACY_TENSOR_TYPES and isinstance(obj, torch.Tensor):
         return f"torch.{cls.__name__}" == obj.type().replace("torch.cuda.", "torch.")
-    if getattr(cls, "_is_protocol", False):
+    if protocol := _is_protocol(cls):
         members = [
             _is_member(tracer, obj, cls, name)
             for name in sorted(typing._get_protocol_attrs(cls))  # type: ignore
@@ -218,7 +225,7 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
         return truth(world, flag) or issubclass(kind, cls)
     else:
         native(isinstance, None, cls)  # what the class has against being asked does not depend on the object
-        answer = (getattr(cls, "_is_protocol", False) and all(members)) or _derives(kind, cls)
+        answer = (protocol and all(members)) or _derives(kind, cls)
     world.abstract_checks.note(kind, cls, answer)
     return answer
 
@@ -227,9 +234,14 @@ _FLAGS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 """Attributes of tensors by which they count as instances."""
 
 
+def _is_protocol(cls: type) -> bool:
+    """Read past what a metaclass has to say of attributes."""
+    return classes.lookup(cls, "_is_protocol") is True
+
+
 def _derives(kind: type, cls: type) -> bool:
     """`issubclass`, where protocols with data among their members refuse the question."""
-    return cls in kind.__mro__ if getattr(cls, "_is_protocol", False) else native(issubclass, kind, cls)
+    return cls in kind.__mro__ if _is_protocol(cls) else native(issubclass, kind, cls)
 
 
 def _is_member(tracer: Tracer, obj: Any, cls: type, name: str) -> bool:

@@ -106,6 +106,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     if row is None and isinstance(owner, property) and defined_by is property:
         row = _PROPERTY_ROWS.get(name)
     if row is not None:
+        if name in _TAKES and (kwargs or len(args) != _TAKES[name]):
+            return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)  # its complaint
         return row(tracer, owner, args, kwargs)
     if type(owner) in PLAIN:
         special = _CONTAINER_ROWS.get(name) or (_TEXT_ROWS.get(name) if isinstance(owner, (str, bytes)) else None)
@@ -378,6 +380,12 @@ _OBJECT_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "__subclasscheck__": lambda tracer, owner, args, kwargs: native(issubclass, args[0], owner),
     "mro": lambda tracer, owner, args, kwargs: list(owner.__mro__),
 }
+
+# How many arguments those of them take that always take as many.
+_TAKES = {
+    "__setattr__": 2, "__getattribute__": 1, "__delattr__": 1, "__eq__": 1, "__ne__": 1, "__hash__": 0, "__repr__": 0,
+    "__str__": 0, "__format__": 1, "__instancecheck__": 1, "__subclasscheck__": 1, "mro": 0,
+}  # fmt: skip
 
 
 def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwargs: Kwargs) -> Any:

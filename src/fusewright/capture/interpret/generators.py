@@ -24,7 +24,7 @@ from fusewright.capture.border.values import object as objects
 class InterpretedGenerator:
     """See the module's docstring; behaves as CPython's generator object."""
 
-    __slots__ = ("frame", "guarded", "handling", "running", "started", "tracer")
+    __slots__ = ("frame", "handling", "running", "started", "tracer")
 
     def __init__(self, tracer: Any, frame: Any) -> None:
         self.tracer = tracer
@@ -32,7 +32,6 @@ class InterpretedGenerator:
         self.handling = tracer.new_handling()
         self.started = False
         self.running = False
-        self.guarded = False  # suspended where closing it would run a handler
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -171,6 +170,16 @@ class InterpretedGenerator:
         delegating = following.name == "RESUME" and following.arg & 3 >= 2
         return frame.stack[-1] if delegating else None
 
+    def closes_another(self, noted: set[InterpretedGenerator]) -> bool:
+        """Whether closing it here would close an iterator that others than the capture's notes hold too, or one that
+        has something to say to that."""
+        inner = self._delegate()
+        if isinstance(inner, InterpretedGenerator):
+            frame = self.frame
+            own = sum(held is inner for held in (*frame.stack, *frame.locals)) + (inner in noted)
+            return sys.getrefcount(inner) - 2 > own  # two: the name here, and the argument
+        return inner is not None and _may_be_closed(inner)
+
     def _close_inner(self, inner: Any) -> None:
         self.running = True
         try:
@@ -223,6 +232,12 @@ class InterpretedGenerator:
         except UserException as signal:
             error = signal.exception
         raise error
+
+
+def _may_be_closed(inner: object) -> bool:
+    """Whether an iterator has a `close`, or is asked for one in Python."""
+    of_class = any(name in vars(base) for base in type(inner).__mro__ for name in ("close", "__getattr__"))
+    return of_class or "close" in getattr(inner, "__dict__", ())
 
 
 def _normalised(kind: Any, value: Any) -> BaseException:

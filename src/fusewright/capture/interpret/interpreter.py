@@ -59,9 +59,9 @@ _RAISE_AGAIN = frozenset({"RERAISE", "CLEANUP_THROW"})
 """Instructions at which a traceback does not grow."""
 
 
-def _refuse_to_close(frame: Frame, operand: object) -> object:
+def _refuse_to_close(frame: Frame | None, operand: object) -> object:
     raise SkipFrame(
-        "generator-abandoned", "a generator is left inside a try or with block, which its closing would run"
+        "generator-abandoned", "a generator is left where closing it runs a handler, or closes what it delegates to"
     )
 
 
@@ -302,6 +302,8 @@ class Tracer:
         """Closes generators that were left inside a try or with block, as their deletion would. When exactly CPython
         deletes them is not known here, so only handlers without any effect may run (`except StopIteration: return` and
         the like)."""
+        if any(generator.closes_another(self._guarded) for generator in self._guarded):
+            _refuse_to_close(self.root, None)
         for generator in list(self._guarded):
             frame = generator.frame
             frame.ops = [
@@ -590,7 +592,7 @@ class Tracer:
 
     def note_suspension(self, generator: InterpretedGenerator, guarded: bool) -> None:
         """A generator has been suspended (or resumed): `guarded` if closing it there would run the user's handlers."""
-        if guarded:
+        if guarded or generator.closes_another(self._guarded):
             self._guarded.add(generator)
         else:
             self._guarded.discard(generator)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 
 import torch
@@ -284,3 +285,185 @@ def guards_of_an_empty_slot_run_nothing():
         return x + one.p + one.q, len(asked)
 
     return f, [(x(), False), (x(), False), (x(), True), (x(), False), (x(), False)], lambda: asked
+
+
+@program
+def what_is_missing_is_said_as_cpython_says_it():
+    class Slots:
+        __slots__ = ("a", "b")
+
+    class Plain:
+        @property
+        def bad(self):
+            raise AttributeError("of the property")
+
+    slots, plain = Slots(), Plain()
+    changes = (lambda one: one.b, lambda one: getattr(one, "b"), lambda one: one.bad, lambda one: one.__delattr__("b"))
+
+    def f(x):
+        said = []
+        for one in (slots, plain, Slots(), Plain(), Slots, (), 3, x):
+            for change in changes:
+                try:
+                    change(one)
+                except AttributeError as error:
+                    said.append((str(error), error.name, error.obj is one))
+        for one in (slots, plain, Slots(), Plain()):
+            try:
+                del one.b
+            except AttributeError as error:
+                said.append((str(error), error.name, error.obj is one))
+        try:
+            from math import nothing
+        except ImportError as error:
+            said.append((str(error), error.name, error.path))
+        return x, said
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def what_a_descriptor_has_decides_who_is_asked():
+    class Field:
+        def __get__(self, one, kind=None):
+            return "got"
+
+    class Owner:
+        field = Field()
+
+    owner = Owner()
+    owner.__dict__["field"] = "held"
+
+    def f(x):
+        return x + 1, type(owner.field).__name__, owner.field if type(owner.field) is str else None
+
+    changes = [  # one after each call
+        lambda: setattr(Field, "__set__", lambda self, one, value: None),
+        lambda: delattr(Field, "__get__"),
+        lambda: owner.__dict__.clear(),
+        lambda: delattr(Field, "__set__"),
+        lambda: None,
+    ]
+    return f, [(x(),)] * len(changes), lambda: changes.pop(0)()
+
+
+@program
+def a_member_that_the_program_finds():
+    seen = []
+
+    class Shade(enum.Enum):
+        RED = 1
+        BLUE = 2
+
+        @classmethod
+        def _missing_(cls, value):
+            seen.append(value)
+            return cls.RED if value == 9 else None
+
+    def f(x, name):
+        try:
+            return x, Shade({"nine": 9, "seven": 7}[name]), Shade(1)
+        except ValueError as error:
+            return str(error)
+
+    def state():
+        if len(seen) == 3:
+            Shade._missing_ = classmethod(lambda cls, value: cls.BLUE)
+        return seen
+
+    return f, [(x(), "nine"), (x(), "nine"), (x(), "seven"), (x(), "nine"), (x(), "seven")], state
+
+
+@program
+def a_metaclass_is_asked_for_nothing_more():
+    asked = []
+
+    class Meta(type):
+        def __getattr__(cls, name):
+            asked.append(name)
+            return 5
+
+    class Made(metaclass=Meta):
+        def __init__(self, v):
+            self.v = v
+
+    def f(x):
+        return x + Made(2).v, isinstance(Made(1), Made), isinstance(x, Made), issubclass(int, Made), Made.other
+
+    return f, [(x(),), (x(),)], lambda: asked
+
+
+@program
+def a_block_asks_the_class_alone():
+    asked = []
+
+    class Manager:
+        def __getattribute__(self, name):
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+        def __enter__(self):
+            return 1
+
+        def __exit__(self, *rest):
+            asked.append(len(rest))
+
+    outside = Manager()
+
+    def f(x):
+        with outside as one, Manager() as two:
+            return x + one + two
+
+    return f, [(x(),), (x(),)], lambda: asked
+
+
+@program("generator-abandoned", "outside-iterator")
+def what_is_dropped_closes_what_it_delegates_to():
+    class Closed:
+        def __init__(self, seen):
+            self.seen = seen
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return 3
+
+        def close(self):
+            self.seen.append("closed")
+
+    def inner():
+        yield 1
+        yield 2
+
+    def outer(it):
+        yield from it
+
+    def first(it):
+        for value in outer(it):
+            return value
+
+    def f(x, how):
+        seen, shared = [], inner()
+        if how == "shared":
+            seen += [first(shared), *shared]
+        elif how == "close":
+            seen += [first(Closed(seen)), "then"]
+        else:
+            seen += [first(inner()), first([4, 5]), *outer(inner())]
+        return x, seen
+
+    return f, [(x(), how) for how in ("shared", "close", "own")]
+
+
+@program("print-tensor", "opaque-object")
+def texts_of_tensors_that_an_iterator_gives():
+    def f(x):
+        said = [",".join(str(one) for one in [1, x]), "".join(map(repr, [x]))]
+        try:
+            said.append(sum((str(one) for one in [x]), 0))
+        except TypeError as error:
+            said.append(str(error))
+        return said, x + 1
+
+    return f, [(x(),), (x(),)]

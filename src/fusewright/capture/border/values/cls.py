@@ -122,7 +122,7 @@ def getattr_class(world: World, cls: type, name: str) -> object:
     """`cls.name`."""
     meta = type(cls)
     from_meta = guarded_lookup(world, meta, name)
-    if from_meta is not MISSING and world.is_data_descriptor(from_meta):
+    if from_meta is not MISSING and world.is_data_descriptor(from_meta, reads=True):
         if isinstance(from_meta, (types.GetSetDescriptorType, types.MemberDescriptorType)):
             if name == "__dict__":
                 return world.dict_stand_in(cls.__dict__, InstanceDict(world.constant(cls, cls.__name__)))

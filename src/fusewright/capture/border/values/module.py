@@ -43,7 +43,7 @@ def getattr_module(world: World, module: torch.nn.Module, name: str) -> object:
     if classes.python_method(world, kind, "__getattribute__") is not None:
         return objects.getattr_object(world, module, name)
     found = classes.guarded_lookup(world, kind, name)
-    if found is not MISSING and (objects.is_data_descriptor(world, found)):
+    if found is not MISSING and objects.is_data_descriptor(world, found, reads=True):
         return objects.getattr_object(world, module, name)
     namespace = objects.instance_dict(world, module)
     value = objects.read_namespace(namespace, name)

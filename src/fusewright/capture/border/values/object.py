@@ -13,6 +13,7 @@ import functools
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -161,7 +162,7 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
     ):
         world.tracer.ask_around()
     found = classes.guarded_lookup(world, kind, name)
-    if found is not MISSING and is_data_descriptor(world, found):
+    if found is not MISSING and is_data_descriptor(world, found, reads=True):
         return bind(world, found, obj, kind, name)
     value = read_namespace(instance_dict(world, obj), name)
     if value is not MISSING:
@@ -171,6 +172,13 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
     raise UserException(
         AttributeError(f"'{classes.said_name(kind)}' object has no attribute '{name}'", name=name, obj=obj)
     )
+
+
+def note_missing(world: World, error: BaseException, obj: object, name: str) -> None:
+    """An AttributeError that comes out of a read says of what from then on, whoever raised it."""
+    if isinstance(error, AttributeError) and all(world.getattr(error, part) is None for part in ("name", "obj")):
+        generic_setattr(world, error, "name", name)
+        generic_setattr(world, error, "obj", obj)
 
 
 _TRACEBACKS = ("__traceback__", "with_traceback")
@@ -194,10 +202,10 @@ _NO_DATA = frozenset(
 )
 
 
-def is_data_descriptor(world: World, found: object) -> bool:
-    """Whether the descriptor comes before the instance dictionary."""
+def is_data_descriptor(world: World, found: object, reads: bool = False) -> bool:
+    """Whether the descriptor comes before the instance dictionary at a store, or at reads too."""
     kind = type(found)
-    if kind in _NO_DATA:
+    if kind in _NO_DATA or (reads and classes.guarded_lookup(world, kind, "__get__") is MISSING):
         return False
     return any(classes.guarded_lookup(world, kind, name) is not MISSING for name in ("__set__", "__delete__"))
 
@@ -363,15 +371,26 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
         return
     namespace = instance_dict(world, obj)
     if namespace is None:
-        try:
-            object.__setattr__(object(), name, None)
-        except AttributeError as error:  # in the words of this version of CPython
-            text = str(error).replace("'object'", f"'{classes.said_name(kind)}'", 1)
-        raise UserException(AttributeError(text, name=name, obj=obj))
+        raise _refusal(lambda probe: setattr(probe, name, None), object(), obj)
     if type(namespace) is OutsideDict:
         namespace.store(name, value)
     else:  # its shadow has taken over
         namespace[name] = value
+
+
+def _refusal(change: Callable[[object], None], probe: object, obj: object) -> UserException:
+    """What CPython of this version says where `obj` refuses a change, as the probe does."""
+    try:
+        change(probe)
+    except AttributeError as error:
+        of_probe, said = f"'{classes.said_name(type(probe))}'", f"'{classes.said_name(type(obj))}'"
+        about = None if error.obj is None else obj
+        return UserException(AttributeError(str(error).replace(of_probe, said, 1), name=error.name, obj=about))
+    raise AssertionError("the probe has taken the change")
+
+
+class _Probe:
+    """An object with a dictionary."""
 
 
 def delattr_object(world: World, obj: object, name: str) -> None:
@@ -395,8 +414,14 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         if isinstance(deleter, types.FunctionType):
             world.tracer.call(deleter, (world.load(found, world.constant(found, name)), obj))
             return
-        if _is_outside(world, obj) and isinstance(found, types.MemberDescriptorType):
-            bind(world, found, obj, kind, name)  # AttributeError when it is unbound
+        if _is_outside(world, obj):
+            if not isinstance(found, types.MemberDescriptorType):
+                raise GraphBreak("opaque-object", f"del {kind.__qualname__}.{name}, which is written in C")
+            try:
+                bind(world, found, obj, kind, name)
+            except UserException:  # it is unbound
+                slotted = type("_Probe", (), {"__slots__": (name,)})()
+                raise _refusal(lambda probe: delattr(probe, name), slotted, obj) from None
             world.effects.store_slot(obj, name, DELETED)
             return
     if not _is_outside(world, obj):
@@ -404,9 +429,7 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         return
     namespace = instance_dict(world, obj)
     if namespace is None or read_namespace(namespace, name) is MISSING:
-        raise UserException(
-            AttributeError(f"'{classes.said_name(kind)}' object has no attribute '{name}'", name=name, obj=obj)
-        )
+        raise _refusal(lambda probe: delattr(probe, name), object() if namespace is None else _Probe(), obj)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:

@@ -110,7 +110,7 @@ def getattr_subclass(world: World, tensor: Any, name: str, plainly: Plain) -> An
             return world.torch_call(found.__get__, (tensor,), {})
         with torch._C.DisableTorchFunctionSubclass():
             return plainly(world, tensor, name)
-    if found is not MISSING and world.is_data_descriptor(found):
+    if found is not MISSING and world.is_data_descriptor(found, reads=True):
         return world.bind(found, tensor, kind, name)
     with torch._C.DisableTorchFunctionSubclass():
         value = plainly(world, tensor, "__dict__").get(name, MISSING)

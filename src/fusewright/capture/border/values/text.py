@@ -52,10 +52,12 @@ def joined(parts: list[Any]) -> Any:
     )
 
 
-def refuse_if_shown(values: Any, depth: int = 0) -> None:
-    """The graph break of native code that was given such text and complained."""
+def refuse_if_shown(values: Any, said: str = "", depth: int = 0) -> None:
+    """The graph break of native code that was given such text and complained: `said` names what an iterator gave it."""
+    if TensorText.__name__ in said:
+        _refuse()
     for value in values:
         if type(value) is TensorText:
             _refuse()
         if depth < 3 and type(value) in (list, tuple):
-            refuse_if_shown(value, depth + 1)
+            refuse_if_shown(value, depth=depth + 1)

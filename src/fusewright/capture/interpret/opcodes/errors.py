@@ -8,7 +8,9 @@ from typing import Any
 from fusewright._native import isinstance
 from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
+from fusewright.capture.border.values.cls import lookup
 from fusewright.capture.bytecode.instructions import NULL, no_special_method
+from fusewright.capture.guards import MISSING
 from fusewright.capture.interpret.opcodes.table import opcode, user_error
 from fusewright.capture.interpret.tracebacks import Saved
 
@@ -140,12 +142,14 @@ def exception_matches(raised: type, wanted: object) -> bool:
 def _special(frame: Frame, manager: object, name: str) -> object:
     """The bound special method `name`, looked up on the type of `manager` as the interpreter does."""
     cls = frame.world.type_of(manager)
-    if not any(name in vars(base) for base in cls.__mro__):
+    found = lookup(cls, name)
+    if found is MISSING:
         raise user_error(TypeError, no_special_method(cls, name))
-    if name not in getattr(manager, "__dict__", ()):
-        return frame.world.getattr(manager, name)
-    # an instance attribute of this name is not the special method
-    return types.MethodType(frame.world.getattr(cls, name), manager)
+    hooked = type(lookup(cls, "__getattribute__")) is types.FunctionType
+    if type(found) is types.FunctionType and (hooked or name in getattr(manager, "__dict__", ())):
+        # neither that nor an instance attribute of this name has a say in it
+        return types.MethodType(frame.world.getattr(cls, name), manager)
+    return frame.world.getattr(manager, name)
 
 
 @opcode("BEFORE_WITH")
