@@ -142,12 +142,17 @@ class Drops(nn.Module):
         return self.last(x), self.calls * 0.5
 
 
+def batches(model: Drops, n: int) -> list[torch.Tensor]:
+    """All alive at once: each lies somewhere else, so that none is taken to stay in place."""
+    return [machine.batch(k).to(model.last.weight.device) for k in range(n)]
+
+
 def steps(run: Any, model: Drops, n: int = 30) -> list[Any]:
     """What a loop gives, the numbers that the generator draws after each call, and what is left of the model."""
     found: list[Any] = []
     torch.manual_seed(0)
-    for k in range(n):
-        y, half = run(machine.batch(k).to(model.last.weight.device))
+    for x in batches(model, n):
+        y, half = run(x)
         (y * half).square().sum().backward()
         found += [y.detach(), half, torch.rand(()), *copy.deepcopy([value.grad for value in model.parameters()])]
         model.zero_grad()
@@ -158,7 +163,7 @@ def forwards(run: Any, model: Drops, n: int = 30) -> list[Any]:
     """The same without gradients."""
     torch.manual_seed(0)
     with torch.no_grad():
-        found = [(*run(machine.batch(k).to(model.last.weight.device)), torch.rand(())) for k in range(n)]
+        found = [(*run(x), torch.rand(())) for x in batches(model, n)]
     return [*found, *model.buffers()]
 
 
