@@ -36,7 +36,7 @@ demo: setup
 	$(BIN)/python benchmarks/demo.py
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 bench: setup
 	$(BIN)/python benchmarks/compare.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,18 @@ def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     fusewright.reset()
     yield
     fusewright.set_stance("default")
+
+
+LONG = frozenset(TESTS / name for name in ("test_docs.py", "test_examples.py"))
+"""Files of few tests that take minutes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Among several processes, long files are begun first, then those of many tests: one that is begun last would keep
+    one process busy while the others are done."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.path not in LONG, -tests[item.path], item.path))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from fusewright.backends import graph_cache
 from fusewright.base import events
 from fusewright.runtime.training_graphs import KEPT, PENDING, TrainingGraphs
 from tests.gpu.test_gpu import Block, quiet
+from tests.runtime.test_host_steps import Drops, forwards, steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -237,3 +238,24 @@ def test_rows_of_halves_are_added(dtype: torch.dtype) -> None:
     eagers = gradient(reads, weight)
     error, usual = ((one.double() - wanted).norm() / wanted.norm() for one in (found, eagers))
     assert error <= 1.2 * usual
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("probability", [0.0, 0.05])
+def test_work_on_the_cpu_beside_a_recording(
+    probability: float, training: bool, made: list[TrainingGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random decisions and a counter in the CPU's memory run at each call; the rest is recorded."""
+    monkeypatch.setattr(fusewright.config, "speculate", True)
+    model = Drops(probability).cuda()
+    model.calls = model.calls.cpu()
+    eager = copy.deepcopy(model)
+    heard: list[events.Event] = []
+    program = steps if training else forwards
+    with events.STREAM.listening(heard.append):
+        found = program(fusewright.compile(model, mode="reduce-overhead"), model)
+    torch.testing.assert_close(found, program(eager, eager), rtol=1e-3, atol=1e-4)
+    assert any(isinstance(event, events.FellBack) for event in heard) == (probability > 0)
+    if not probability:
+        assert not [event.text for event in heard if isinstance(event, events.Hint) and "CUDA graph" in event.text]
+        assert [recorded(pair) for pair in made] == [True] * training

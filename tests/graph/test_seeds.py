@@ -42,6 +42,15 @@ def test_attention_draws_inside() -> None:
     ]
 
 
+def test_draws_on_the_cpu_stay_inside() -> None:
+    graph = graph_with(aten.rand.default)
+    drawn = next(node for node in graph.nodes if node.target is aten.rand.default)
+    drawn.meta["type"] = TensorType((), (), torch.float32, torch.device("cpu"), False, 0)
+    made, seeds = seeds_outside(graph, "cuda")
+    assert len(seeds) == 1 and [node.target for node in made.nodes if node.op == "call_function"] == [aten.rand.default]
+    assert seeds_outside(graph, "cpu") == (graph, ())
+
+
 def test_another_draw_keeps_all_inside() -> None:
     graph = graph_with(aten.bernoulli.p)
     assert seeds_outside(graph, "cuda") == (graph, ())

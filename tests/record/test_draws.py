@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import fusewright
+from fusewright.api import Mode
 from fusewright.base.events import STREAM, Event, StageDone
 from fusewright.record.draws import BERNOULLI
 
@@ -135,8 +136,9 @@ def test_fallback_random_gives_eagers_numbers() -> None:
     assert torch.equal(got, functional.dropout(x, 0.5))
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_call_that_is_repeated_draws_once(training: bool) -> None:
+def test_a_call_that_is_repeated_draws_once(training: bool, mode: Mode) -> None:
     """An index is out of bounds after numbers were drawn: the repeated call draws the same ones."""
 
     def function(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -147,7 +149,7 @@ def test_a_call_that_is_repeated_draws_once(training: bool) -> None:
             return drawn * 2
 
     found = []
-    for run in (function, fusewright.compile(function)):
+    for run in (function, fusewright.compile(function, mode=mode)):
         torch.manual_seed(4)
         x = torch.ones(3, requires_grad=training)
         results = [run(x, torch.tensor(places)) for places in ([0, 1, 2], [0, 9, 2], [2, 1, 0])]

@@ -208,7 +208,7 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
     def run(*inputs: Any) -> tuple[Any, ...]:
         results: Any
         if plan.freed:
-            results = halves.forward(*inputs)[:outputs]
+            results = Call(halves, inputs).results[:outputs]
             anchor = torch.empty(0, requires_grad=True)
             wanted = iter(_Freed.apply(anchor, *(results[position] for position in plan.tangents)))
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
@@ -220,7 +220,7 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
             with torch.enable_grad():
                 results = _apply(halves, routes, inputs)
         else:
-            results = halves.forward(*inputs)[:outputs]
+            results = Call(halves, inputs).results[:outputs]
         for position, output in updates:
             inputs[position].copy_(results[output])
         return results if rebuild is None else rebuild(inputs, results)

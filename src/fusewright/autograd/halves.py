@@ -153,12 +153,17 @@ class Call:
 
     def __init__(self, halves: Halves, inputs: tuple[Any, ...]) -> None:
         self.inputs = inputs
-        self.random = states_of(halves.random) if halves.random and halves.replay is not None else None
+        self.random = states_of(halves.random) if halves.random else None
         self.lease: Any = None
-        if halves.graphs is None:
-            self.results = halves.forward(*inputs)
-        else:
-            self.results, self.lease = halves.graphs.forward(inputs)
+        try:
+            if halves.graphs is None:
+                self.results = halves.forward(*inputs)
+            else:
+                self.results, self.lease = halves.graphs.forward(inputs)
+        except RuntimeFallback:  # the call that repeats it draws the same numbers
+            if self.random is not None:
+                self.random.restore()
+            raise
 
 
 def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:

@@ -68,14 +68,9 @@ def is_cheap(node: torch.fx.Node) -> bool:
         return True
     if target is torch.ops.aten._to_copy.default:
         # A cast of what was computed fuses into its readers; a weight's to halves is a pass over memory of its own.
-        source = node.args[0]
-        if not isinstance(source, torch.fx.Node):
-            return False
-        before, after = source.meta.get("type"), node.meta.get("type")
-        if source.op != "placeholder":
-            return True
-        typed = isinstance(before, TensorType) and isinstance(after, TensorType)
-        return typed and before.dtype.itemsize < after.dtype.itemsize  # type: ignore[union-attr]
+        (source,) = node.all_input_nodes
+        before, after = (one.meta["type"].dtype.itemsize for one in (source, node))
+        return bool(source.op != "placeholder" or before < after)
     return torch.Tag.pointwise in target.tags or target in CHEAP or is_view(node)
 
 

@@ -26,7 +26,7 @@ from fusewright.base.location import Location, attributed
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, replace
 from fusewright.capture.guards.torch_state import capture_global_state
-from fusewright.codegen.call_plan_types import CallPlan, LaunchCall
+from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, SlotSpec
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.graph.builder import env_of
@@ -161,9 +161,10 @@ def load_plan(
         on_gpu = cuda_code.load(kernels, to_compile.tell_kernel)
     limit = to_compile.settings["arena_limit_mib"] << 20
     plan = replace(plan, name=name)
-    made = launch.load_with_code(plan, compiled.code, more=on_gpu, arena_limit=limit, labels=labels)
+    load = partial(launch.load_with_code, code=compiled.code, more=on_gpu, arena_limit=limit, labels=labels)
+    made = load(plan)
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
-        made = _recorded(to_compile, made, plan)
+        made = _recorded(to_compile, made, plan, load)
     if compiled.prepacking is not None:
         made = with_prepacking(made, compiled.prepacking, len(plan.inputs) - compiled.prepacking.added)
     to_compile.notify(PlanLoaded(to_compile.function, plan, made))
@@ -171,19 +172,27 @@ def load_plan(
     return made
 
 
-def _recorded(to_compile: GraphToCompile, made: Any, plan: CallPlan) -> Any:
-    """The plan behind a CUDA graph; half of a joint graph waits for the other half."""
+def _recorded(to_compile: GraphToCompile, made: Any, plan: CallPlan, load: Callable[[CallPlan], Any]) -> Any:
+    """The plan behind a CUDA graph; half of a joint graph waits for the other half. `load`: makes a native plan."""
     if to_compile.backward is not None and not to_compile.settings["triton.cudagraphs_training"]:
         asks = 'options={"triton.cudagraphs_training": True} records that'
         _hint(to_compile.notify, to_compile.function, f"no CUDA graph: it is trained ({asks})")
         return made
+    from fusewright.runtime.cudagraphs import Loaded, Recorder
+    from fusewright.runtime.host_steps import apart
+
+    parts = apart(plan, on_host)
+    loaded = Loaded(made, plan, made) if parts is None else Loaded(made, parts[1], load(parts[1]), load(parts[0]))
     if to_compile.backward is not None:
         from fusewright.runtime.training_graphs import Half
 
-        return Half(made, plan)
-    from fusewright.runtime.cudagraphs import Recorder
+        return Half(loaded)
+    return Recorder(loaded, partial(_hint, to_compile.notify, to_compile.function))
 
-    return Recorder(made, plan, partial(_hint, to_compile.notify, to_compile.function))
+
+def on_host(slot: SlotSpec) -> bool:
+    """Whether a plan's work on this memory runs beside a recording."""
+    return slot.device == "cpu" != RECORDED
 
 
 def _hint(notify: Callable[[Event], None], function: str, text: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright import _native
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
@@ -127,7 +128,8 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
             plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
     if seeds:
         return graph_cache.with_draws(plan, tuple(seed.draw for seed in seeds))
-    return draws_once(plan, graph) if direction == "forward" and not recorded else plan
+    # what waits to be recorded is no plan yet: its forward's caller sees to that (autograd.halves.Call)
+    return draws_once(plan, graph) if direction == "forward" and isinstance(plan, _native.Plan) else plan
 
 
 def _generate(

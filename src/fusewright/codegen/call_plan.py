@@ -18,7 +18,6 @@ from fusewright.codegen.call_plan_text import describe
 from fusewright.codegen.call_plan_types import (
     CallPlan,
     CCall,
-    Gather,
     Guarded,
     KernelCall,
     KernelGroup,
@@ -30,6 +29,7 @@ from fusewright.codegen.call_plan_types import (
     SlotStep,
     StepSpec,
     slots_of,
+    touched_by,
 )
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.extern_calls import encode_extern
@@ -328,14 +328,7 @@ class _Builder:
     def with_releases(self, kept: set[int]) -> tuple[StepSpec, ...]:
         """The steps, with each tensor that the call allocates dropped after its last reader."""
         last: dict[int, int] = {}
-        lists: dict[
-            int, tuple[int, ...]
-        ] = {}  # a list borrows the handles of its sources: whoever reads the list reads them
-        for position, step in enumerate(self.steps):
-            for inner in step.steps if isinstance(step, Guarded) else (step,):
-                if isinstance(inner, Gather):
-                    lists[inner.first] = inner.sources
-            touched = [source for slot in slots_of(step) for source in (slot, *lists.get(slot, ()))]
+        for position, touched in enumerate(touched_by(self.steps)):
             for slot in touched:
                 last[slot] = position
                 if self.slots[slot].kind == "window":

@@ -8,11 +8,12 @@ appears here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
-from fusewright.base.records import dataclass
+from fusewright.base.records import dataclass, replace
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
 STEP_KINDS = (
@@ -66,6 +67,15 @@ class SlotSpec:
     sizes: int
     strides: int
     offset: int
+
+    @property
+    def is_nobodys(self) -> bool:
+        """Whether no memory is meant: a result that nobody reads, or a member of a list."""
+        return self.name in ("_", "list")
+
+    def without_owner(self) -> SlotSpec:
+        """What stands in its place in a plan that has no use for it."""
+        return replace(self, name="_", kind="fresh", needs_pointer=False, where=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +237,11 @@ def slots_of(step: StepSpec) -> tuple[int, ...]:
     if isinstance(step, Guarded):
         return tuple(slot for inner in step.steps for slot in slots_of(inner))
     return (step.slot,)
+
+
+def touched_by(steps: Sequence[StepSpec]) -> list[tuple[int, ...]]:
+    """For each step, every slot that it touches. A list borrows the handles of its members: whoever reads the list
+    reads them."""
+    inner = (one for step in steps for one in (step.steps if isinstance(step, Guarded) else (step,)))
+    lists = {one.first: one.sources for one in inner if isinstance(one, Gather)}
+    return [tuple(one for slot in slots_of(step) for one in (slot, *lists.get(slot, ()))) for step in steps]

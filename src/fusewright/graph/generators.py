@@ -28,7 +28,7 @@ def drawing_devices(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
     found: dict[Drawn, None] = {}
     for node in graph.nodes:
         if draws(node):
-            found |= dict.fromkeys((CPU, *_devices(node.meta["type"])))
+            found |= dict.fromkeys((CPU, *devices_of(node.meta["type"])))
             if node.target is host_draws.HOST_DRAW:
                 found[host_draws.drawn_from(node.args[0])] = None
     return tuple(found)
@@ -46,9 +46,10 @@ def draws(node: torch.fx.Node) -> bool:
     return True
 
 
-def _devices(kind: Any) -> list[torch.device]:
+def devices_of(kind: Any) -> list[torch.device]:
+    """The devices in the type of a node's value."""
     if isinstance(kind, (tuple, list)):
-        return [device for item in kind for device in _devices(item)]
+        return [device for item in kind for device in devices_of(item)]
     return [kind.device] if isinstance(kind, TensorType) else []
 
 

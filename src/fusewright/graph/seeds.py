@@ -3,7 +3,8 @@ holds no draw.
 
 Takes a functional graph; gives a copy of it that takes its seeds as further inputs, and how to draw them.
 Always holds: the same numbers come from PyTorch's generator, in the same order (but for those of fused attention, whose
-draws a recording may hold: they come after all seeds). A graph that draws anything else stays as it is.
+draws a recording may hold: they come after all seeds). A graph that draws anything else there stays as it is; what
+other kinds of devices draw stays inside.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.fx
 
 from fusewright.base.records import dataclass
+from fusewright.graph.generators import devices_of
 from fusewright.sizes.tensor_type import TensorType
 
 
@@ -32,8 +34,8 @@ class Seed:
 def seeds_outside(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Graph, tuple[Seed, ...]]:
     """The graph with its seeds as last inputs, and the seeds in that order; the graph itself unless seeds on GPUs (or
     whatever kind `device` is) are all that it draws."""
-    drawn = [node for node in graph.nodes if node.meta.get("random") and not replays_draws(node.target)]
-    seeds = [seed for node in drawn if (seed := _seed(node)) is not None and seed.device.type == device]
+    drawn = [node for node in graph.nodes if _draws_on(node, device) and not replays_draws(node.target)]
+    seeds = [seed for node in drawn if (seed := _seed(node)) is not None]
     if not drawn or len(seeds) != len(drawn):
         return graph, ()
     made = torch.fx.Graph()
@@ -48,6 +50,12 @@ def seeds_outside(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Graph, t
             values[node] = _copy(node, made, values)
     made.lint()
     return made, tuple(seeds)
+
+
+def _draws_on(node: torch.fx.Node, device: str) -> bool:
+    """Whether the node draws, and not for other kinds of devices alone."""
+    kinds = {one.type for one in devices_of(node.meta.get("type"))}
+    return bool(node.meta.get("random")) and (not kinds or device in kinds)
 
 
 def replays_draws(target: Any) -> bool:

@@ -2,8 +2,9 @@
 
 Takes a native plan and its `CallPlan`; gives a callable that means the same. Inputs that stay in place (parameters) are
 read there; those that move are copied into memory of the recording, in one batch; results are copied out, so that what
-the caller holds is never overwritten. Always holds: a recording is replayed only when every input that it reads in
-place has the address that was recorded; what cannot be recorded runs the plan itself, and `reason` says why.
+the caller holds is never overwritten. What the plan does in the CPU's memory runs at each call, before a replay: its
+checks may refuse the call. Always holds: a recording is replayed only when every input that it reads in place has the
+address that was recorded; what cannot be recorded runs the plan itself, and `reason` says why.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fusewright.codegen.call_plan_types import (
 )
 from fusewright.graph.seeds import replays_draws
 from fusewright.runtime.artifact import find_operator
+from fusewright.runtime.host_steps import together
 
 WARM_UP = 2
 """Calls that run the plan before it is recorded: libraries choose their algorithms, and inputs show whether they
@@ -40,7 +42,7 @@ def unsafe_reason(plan: CallPlan, copied_out: bool = False, may_write: bool = Fa
     """Why the plan cannot be recorded; empty when it can. copied_out: no result need share memory with an input or with
     another result, since who records it copies what the program gets; may_write: it may write to inputs, which then
     stay in place."""
-    devices = {(slot.device, slot.device_index) for slot in plan.slots if slot.name not in ("_", "list")}
+    devices = {(slot.device, slot.device_index) for slot in plan.slots if not slot.is_nobodys}
     if not any(device == "cuda" for device, _ in devices):
         return "it runs on no GPU"
     if len(devices) > 1:
@@ -178,11 +180,26 @@ def _pool(index: int) -> _Pool:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A native plan, as it is recorded.
+
+    plan       runs the whole call
+    call_plan  of what a recording holds; on_gpu: the native plan of that
+    host       runs the rest, the steps in the CPU's memory, if there are any (see host_steps.py)"""
+
+    plan: Any
+    call_plan: CallPlan
+    on_gpu: Callable[..., Any]
+    host: Callable[..., tuple[Any, ...]] | None = None
+
+
 class Recorder:
     """A plan that is replayed from a CUDA graph where that is possible. reason: why it is not, as far as is known."""
 
-    def __init__(self, plan: Callable[..., Any], call_plan: CallPlan, tell: Callable[[str], None]) -> None:
-        self.plan = plan
+    def __init__(self, loaded: Loaded, tell: Callable[[str], None]) -> None:
+        self.plan, self.on_gpu, self.host = loaded.plan, loaded.on_gpu, loaded.host
+        call_plan = loaded.call_plan
         self.tell = tell
         self.dynamic = bool(call_plan.symbols)
         self.tensors = [position for position, kind in enumerate(call_plan.inputs) if kind == "t"]
@@ -217,7 +234,7 @@ class Recorder:
             if mine is None:
                 return self._refuse("an input's elements share memory", recording, inputs)
             try:
-                recording.graph, recording.results = record(self.index, pool.memory, lambda: self.plan(*mine))
+                recording.graph, recording.results = record(self.index, pool.memory, lambda: self.on_gpu(*mine))
             except (
                 Exception
             ) as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
@@ -232,6 +249,7 @@ class Recorder:
         return self.plan(*inputs)
 
     def _replay(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
+        host = None if self.host is None else self.host(*inputs)
         pool = _pool(self.index)
         with pool.lock, torch.no_grad(), torch.cuda.device(self.index):
             stream = torch.cuda.current_stream()
@@ -241,7 +259,9 @@ class Recorder:
             recording.inputs.copy_in(inputs)
             recording.graph.replay()
             results = recording.results
-            return copies_of((results,))[0] if isinstance(results, torch.Tensor) else copies_of(results)
+            if isinstance(results, torch.Tensor):
+                return copies_of((results,))[0]
+            return together(copies_of(results), host)
 
 
 def record(index: int, memory: torch.cuda.MemPool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

@@ -22,7 +22,17 @@ import torch
 
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.call_plan_types import CallPlan, SlotStep
-from fusewright.runtime.cudagraphs import MOST_RECORDINGS, Inputs, copies_of, like, record, sizes_of, unsafe_reason
+from fusewright.runtime.cudagraphs import (
+    MOST_RECORDINGS,
+    Inputs,
+    Loaded,
+    copies_of,
+    like,
+    record,
+    sizes_of,
+    unsafe_reason,
+)
+from fusewright.runtime.host_steps import together
 
 PENDING = "an earlier forward still waits for its backward"
 HOOKED = "saved tensors came back from hooks as others"
@@ -82,15 +92,22 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A native plan, forward or backward, beside the call plan that it was loaded from. draws: give its last inputs,
-    anew at each call."""
+    """A native plan, forward or backward. draws: give its last inputs, anew at each call."""
 
-    plan: Any
-    call_plan: CallPlan
+    loaded: Loaded
     draws: tuple[Callable[[], torch.Tensor], ...] = ()
 
+    @property
+    def call_plan(self) -> CallPlan:
+        return self.loaded.call_plan
+
     def __call__(self, *inputs: Any) -> Any:
-        return self.plan(*self.drawn(inputs))
+        return self.loaded.plan(*self.drawn(inputs))
+
+    def on_host(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """What a replay leaves out: the results of the steps in the CPU's memory, if there are any. It comes before
+        the replay, since it may refuse the call."""
+        return None if self.loaded.host is None else self.loaded.host(*inputs)
 
     def drawn(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The plan's inputs."""
@@ -98,7 +115,7 @@ class Half:
 
     def consume(self, inputs: list[Any]) -> Any:
         """The results; empties the list, so that each tensor may be freed after its last reader."""
-        return self.plan.consume(inputs)
+        return self.loaded.plan.consume(inputs)
 
 
 class Lease:
@@ -226,7 +243,7 @@ class TrainingGraphs:
             recording = None if self.reason else self._ready(inputs)
             if recording is not None:
                 return self._replay_forward(recording, inputs)
-        return half.plan(*inputs), None
+        return half.loaded.plan(*inputs), None
 
     def _ready(self, inputs: tuple[Any, ...]) -> _Recording | None:
         """The recording that this call can be replayed from, made now if it is time."""
@@ -270,14 +287,15 @@ class TrainingGraphs:
         return True
 
     def _recorded(self, memory: Any, direction: str, inputs: list[Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        plan = self.halves[direction].plan
+        run = self.halves[direction].loaded.on_gpu
         try:
-            return self.machine.record(memory, lambda: plan(*inputs))
+            return self.machine.record(memory, lambda: run(*inputs))
         except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
             self.refuse(f"recording the {direction} failed: {error}")
             return None
 
     def _replay_forward(self, recording: _Recording, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Lease]:
+        host = self.halves["forward"].on_host(inputs)
         with torch.no_grad():
             self._after_last(recording)
             recording.inputs.copy_in(inputs)
@@ -287,7 +305,7 @@ class TrainingGraphs:
             results = recording.results
             lease = Lease(recording)
             recording.lease = weakref.ref(lease)
-            return (*copies_of(results[: self.outputs]), *results[self.outputs :]), lease
+            return together((*copies_of(results[: self.outputs]), *results[self.outputs :]), host), lease
 
     def _after_last(self, recording: _Recording) -> None:
         """This replay waits for the one before, if that went to another stream."""
@@ -355,16 +373,18 @@ class TrainingGraphs:
         return True
 
     def _at_home(self, recording: _Recording, place: int, value: Any) -> Any:
-        """Where the recorded forward has a saved value."""
+        """Where the recorded forward has a saved value; the value itself, if that comes from elsewhere."""
         if not isinstance(value, torch.Tensor):
             return value
-        return recording.results[~place] if place < 0 else recording.inputs.copied.get(place, value)
+        found = recording.results[~place] if place < 0 else recording.inputs.copied.get(place)
+        return value if found is None else found
 
     def _copy_tangents(self, recording: _Recording, values: list[Any]) -> None:
         if recording.tangents:
             torch._foreach_copy_(recording.tangents, values[len(self.saved) :])
 
     def _replay_backward(self, recording: _Recording, values: list[Any]) -> tuple[Any, ...]:
+        host = self.halves["backward"].on_host(values)
         with torch.no_grad():
             self._after_last(recording)
             self._copy_tangents(recording, values)
@@ -375,7 +395,7 @@ class TrainingGraphs:
             others = [place for place in range(len(found)) if place not in recording.lent]
             for place, copy in zip(others, copies_of([found[place] for place in others])):
                 found[place] = copy
-            return tuple(found)
+            return together(tuple(found), host)
 
 
 def _lendable(gradients: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Lent]:

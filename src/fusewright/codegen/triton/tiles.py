@@ -131,7 +131,8 @@ def _pointwise(shape: Shape, processor: Processor) -> Tile:
         x = min(power_of_two(estimate(along.extent)), side)
         y = min(power_of_two(points((*rest, across))), max(side, 1024 // x))
         return Tile("square", x, 1, _clamp(x * y // 512, 1, 8), (along,), y, (*rest, across))
-    sharing = _sharing(shape)
+    gathers = [access for view in shape.views for access in view.accesses if access.bound and not access.store]
+    sharing = _sharing(shape, gathers)
     if sharing is not None:
         axis, y = sharing
         rest = tuple(other for other in shape.outer if other is not axis)
@@ -144,7 +145,6 @@ def _pointwise(shape: Shape, processor: Processor) -> Tile:
     each = 8 if _width(shape) <= 2 else 4
     if sum(map(_heavy, shape.views)) > 150:
         each = 4
-    gathers = [access for view in shape.views for access in view.accesses if access.bound and not access.store]
     held, warps = (8 if len(gathers) >= 2 else 4), 4
     block = 128 * each
     if _loads_apart(shape) >= MOST_APART:
@@ -172,13 +172,12 @@ def _loads_apart(shape: Shape) -> int:
     return sum(sizes.coefficient(access.index, along) not in (0, 1) for access in found)
 
 
-def _sharing(shape: Shape) -> tuple[Axis, int] | None:
+def _sharing(shape: Shape, gathers: Sequence[Access]) -> tuple[Axis, int] | None:
     """The longest axis along which the places of loads are the same (the channels of an image that is resampled), where
     they are much work; and the points along it for which a thread computes them once."""
     if len(shape.views) != 1 or _width(shape) > SHARED_BYTES:
         return None
     (view,) = shape.views
-    gathers = [access for access in view.accesses if not access.store]
     places = [value for access in gathers for _, value in access.bound]
     if _read_places(gathers) or sum(isinstance(one, Apply) for one in walk(places)) < MUCH_WORK:
         return None

@@ -67,16 +67,13 @@ def _write_out_log_softmax(graph: torch.fx.Graph, node: Node) -> None:
     x, dim = node.args[:2]
     assert isinstance(x, Node)
     kind: TensorType = node.meta["type"]
-    working = torch.float64 if kind.dtype is torch.float64 else torch.float32
     build = building_for(graph, node)
     with graph.inserting_before(node):
-        wide = x if x.meta["type"].dtype is working else build.call(aten._to_copy.default, x, dtype=working)
+        wide = _as(build, x, _working(kind))
         shifted = build.call(aten.sub.Tensor, wide, build.call(aten.amax.default, wide, [dim], True))
         total = build.call(aten.sum.dim_IntList, build.call(aten.exp.default, shifted), [dim], True)
         result = build.call(aten.sub.Tensor, shifted, build.call(aten.log.default, total))
-        if kind.dtype is not working:
-            result = build.call(aten._to_copy.default, result, dtype=kind.dtype)
-        node.replace_all_uses_with(build.restride(result, kind))
+        node.replace_all_uses_with(build.restride(_as(build, result, kind.dtype), kind))
     graph.erase_node(node)
 
 
@@ -84,7 +81,7 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     x, weight, bias = node.args[:3]
     kinds = node.meta["type"]
     kind: TensorType = x.meta["type"]  # type: ignore[union-attr]
-    working = torch.float64 if kind.dtype is torch.float64 else torch.float32
+    working = _working(kind)
     readers = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
     if (
         not readers
@@ -94,13 +91,9 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
         return  # statistics that were rounded are not what the operator computes with
     build = building_for(graph, node)
 
-    def wide(one: object) -> Node:
-        assert isinstance(one, Node)
-        return one if one.meta["type"].dtype is working else build.call(aten._to_copy.default, one, dtype=working)
-
     def channels(one: object) -> Node:
         """A value for each channel, against the input's dimensions."""
-        made = wide(one)
+        made = _as(build, one, working)
         return build.call(aten.view.default, made, [*made.meta["type"].shape, *[1] * (kind.ndim - 2)])
 
     with graph.inserting_before(node.next):
@@ -111,13 +104,21 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
         shift = (
             build.call(aten.neg.default, shift) if bias is None else build.call(aten.sub.Tensor, channels(bias), shift)
         )
-        result = build.call(aten.add.Tensor, build.call(aten.mul.Tensor, wide(x), scale), shift)
-        if kind.dtype is not working:
-            result = build.call(aten._to_copy.default, result, dtype=kind.dtype)
-        result = build.restride(result, kinds[0])
+        result = build.call(aten.add.Tensor, build.call(aten.mul.Tensor, _as(build, x, working), scale), shift)
+        result = build.restride(_as(build, result, kind.dtype), kinds[0])
     for reader in readers:
         reader.replace_all_uses_with(result)
         graph.erase_node(reader)
+
+
+def _working(kind: TensorType) -> torch.dtype:
+    """In which type the operators compute."""
+    return torch.float64 if kind.dtype is torch.float64 else torch.float32
+
+
+def _as(build: Builder, one: object, dtype: torch.dtype) -> Node:
+    assert isinstance(one, Node)
+    return one if one.meta["type"].dtype is dtype else build.call(aten._to_copy.default, one, dtype=dtype)
 
 
 def _item(build: Builder, node: Node, index: int) -> Node:
