@@ -149,8 +149,9 @@ def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any], env: Shape
     of = node.all_input_nodes[0] if _shows(node) else None
     if of is not None and values[of].meta.get("type") != of.meta.get("type"):
         if is_view(node):
-            arguments, named = argument_types(list(made.args)), argument_types(list(made.kwargs.values()))
-            made.meta["type"] = derive(node.target, arguments, dict(zip(made.kwargs, named)), env)
+            named = {name: argument_types(value) for name, value in made.kwargs.items()}
+            op: Any = node.target
+            made.meta["type"] = derive(op, [argument_types(value) for value in made.args], named, env)
         else:
             made.meta["type"] = values[of].meta["type"][node.args[1]]
     return made
