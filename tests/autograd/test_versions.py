@@ -13,6 +13,8 @@ import fusewright
 KEPT = "the argument is kept where eager keeps what it has computed of it: an error, never a wrong gradient"
 AGAIN = "what eager keeps is computed again, or kept apart: the gradient of the result that was computed"
 
+CHANGED = "no version counts the write: what is computed again is computed from the changed values"
+
 
 def within(write: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> None:
@@ -47,6 +49,9 @@ ROWS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "a needed result's data": (lambda x, y, b: x.exp(), lambda x, y, b, r: r.data.add_(1), AGAIN),
     "a needed second result": (lambda x, y, b: (x.exp() * 2, x.relu()), lambda x, y, b, r: r[1].mul_(2), AGAIN),
     "relu": (lambda x, y, b: (x * 2).relu_(), lambda x, y, b, r: r.detach().mul_(2), AGAIN),
+    "data of what is computed again": (lambda x, y, b: x * b.sin(), lambda x, y, b, r: b.data.add_(1), CHANGED),
+    "a leaf's data": (lambda x, y, b: x.exp(), lambda x, y, b, r: x.data.add_(1), CHANGED),
+    "data of a condition": (lambda x, y, b: torch.where(b > 2, x, 3 * y), lambda x, y, b, r: b.data.add_(1), CHANGED),
     "a condition's argument": (lambda x, y, b: torch.where(b > 1, x, y), lambda x, y, b, r: b.add_(1), KEPT),
     "an argument that was copied": (lambda x, y, b: x * b.clone(), lambda x, y, b, r: b.add_(1), KEPT),
 }
@@ -73,6 +78,8 @@ def test_as_eager_or_as_meant(name: str, backend: str) -> None:
         allowed.append(RuntimeError)
     if meant == AGAIN:
         allowed.append(gradients(function, lambda *args: None))
+    if meant == CHANGED:
+        allowed.append(gradients(lambda *args: (write(*args, None), function(*args))[1], lambda *args: None))
     found = gradients(fusewright.compile(function, backend=backend), write)
     assert any(same(found, one) for one in allowed), f"{found}, allowed {allowed}"
 
@@ -100,3 +107,62 @@ def test_a_write_changes_the_version(backend: str) -> None:
             before = b._version
             compiled(b)
             assert b._version > before
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_what_is_not_written_to_keeps_its_version(backend: str) -> None:
+    for function in (
+        lambda b: b + 1,
+        lambda b: b.clone().add_(1),
+        lambda b: b.detach().clone().mul_(2),
+        lambda b: torch.add(b, 1, out=torch.empty(3)),
+    ):
+        b = torch.ones(3).add_(1)
+        fusewright.compile(function, backend=backend)(b)
+        assert b._version == 1
+    for function in (lambda b: b[1:], lambda b: b.view(3, 1), lambda b: b.detach(), lambda b: b.unbind()[0]):
+        b = torch.ones(3).add_(1)
+        view = fusewright.compile(function, backend=backend)(b)
+        for write in (lambda: None, lambda: b.mul_(2), lambda: view.mul_(2)):
+            write()
+            assert view._version == b._version
+        assert b._version == 3
+
+
+def changed(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    part = x[..., 1]
+    part.mul_(0.25)
+    return part * b[..., 1]
+
+
+def changed_later(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    part = b[..., 1]
+    result = x[..., 1] * (part * 2).sin()
+    part.add_(1)
+    return result
+
+
+def changed_parts(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    result = x[1:, None, ::2].transpose(0, -1) * (b[1:, None, ::2].transpose(0, -1) * 2).cos()
+    b.mul_(3)
+    return result
+
+
+OF: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda t: t * 1, "turned": lambda t: (t * 1).transpose(0, -1), "every second": lambda t: (t * 1)[..., ::2],
+    "detached": lambda t: t.detach().clone(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF)
+@pytest.mark.parametrize("program", [changed, changed_later, changed_parts])
+def test_parts_of_an_argument_that_the_call_changes(program: Callable[..., Any], name: str) -> None:
+    """What the backward computes again from a part of an argument is computed from what the part was."""
+    found = []
+    for function in (program, fusewright.compile(program)):
+        x, b = (torch.rand(4, 5, 4, generator=torch.manual_seed(n)).requires_grad_() for n in (0, 1))
+        first = OF[name](x) * x.sum() if name == "detached" else OF[name](x)
+        result = function(first, OF[name](b))
+        result.sum().backward()
+        found.append((result, x.grad, b.grad if b.grad is not None else 0))
+    torch.testing.assert_close(*found)

@@ -71,7 +71,8 @@ cumsum softmax log_softmax nn.functional.layer_norm nn.functional.group_norm nn.
 nn.functional.mse_loss mm addmm bmm baddbmm mv dot matmul nn.functional.linear nn.functional.conv1d nn.functional.conv2d
 nn.functional.conv_transpose2d nn.functional.max_pool2d nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d
 nn.functional.scaled_dot_product_attention nn.functional.embedding nn.functional.pad empty_like zeros_like ones_like full_like
-new_zeros new_full full zeros arange clone to copysign bernoulli empty_strided
+new_zeros new_full full zeros arange clone to copysign bernoulli empty_strided nn.functional.prelu nn.functional.hardshrink
+nn.functional.softshrink diag_embed constant_pad_nd
 """.split()
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)

@@ -40,6 +40,27 @@ def test_of_what_is_not_dense(name: str, dynamic: bool | None) -> None:
             torch.testing.assert_close(one, other, check_stride=True, rtol=1e-4, atol=1e-4)
 
 
+OF_ONE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nothing padded": lambda x: F.pad(x, (0, 0)), "less": lambda x: F.pad(x, (-1, 0)), "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink, "prelu": lambda x: F.prelu(x, torch.ones(1)), "diag_embed": lambda x: x.diag_embed(1),
+    "product": lambda x: x * 2, "view": lambda x: x.reshape(*x.shape, 1), "sum": lambda x: x.sum(0, keepdim=True), "gelu": F.gelu,
+    "exp": lambda x: x.exp(), "index": lambda x: x[torch.tensor([0])], "to": lambda x: x.to(torch.float64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_steps_of_dimensions_of_one_element(name: str) -> None:
+    """They are eager's, too, though no element lies behind them."""
+    compiled = fusewright.compile(OF_ONE[name], dynamic=False, recompile_limit=99)
+    for shape in ((1, 3), (3, 1), (2, 3, 1, 1), (2, 1, 3)):
+        steps = [7 if size == 1 else step for size, step in zip(shape, torch.empty(shape).stride())]
+        last = torch.empty(shape[::-1]).permute(*range(len(shape))[::-1])
+        for x in (torch.rand(shape), torch.rand(99).as_strided(shape, steps), last.copy_(torch.rand(shape))):
+            found, expected = compiled(x), OF_ONE[name](x)
+            assert found.stride() == expected.stride(), (shape, x.stride())
+            torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_of_halves_that_share_elements(dtype: torch.dtype, dynamic: bool) -> None:

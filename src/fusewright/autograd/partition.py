@@ -8,6 +8,7 @@ the backward computes what the joint graph would have; only where a value comes 
 
 from __future__ import annotations
 
+import operator
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,10 +19,10 @@ from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
-from fusewright.base.records import replace
-from fusewright.graph.builder import Builder, env_of, is_dense
+from fusewright.graph.builder import Builder, argument_types, env_of
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
+from fusewright.operators.derive import derive
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType, symbols_in
@@ -129,9 +130,30 @@ def _viewed(node: Node) -> Node:
     return node
 
 
-def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any]) -> Node:
+def _changes(node: Node, written: set[Node]) -> bool:
+    """Whether `node` is an input that changes before the backward runs, or shows a part of one."""
+    while _shows(node):
+        node = node.all_input_nodes[0]
+    return node in written
+
+
+def _shows(node: Node) -> bool:
+    """Whether the node is a view, or one of several results, which may be views."""
+    return is_view(node) or node.target is operator.getitem
+
+
+def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any], env: ShapeEnv | None = None) -> Node:
+    """`node` once more; a view of what lies otherwise here (a copy that was saved) has the strides that follow."""
     made = graph.node_copy(node, lambda argument: values[argument])
     made.meta = dict(node.meta)
+    of = node.all_input_nodes[0] if _shows(node) else None
+    if of is not None and values[of].meta.get("type") != of.meta.get("type"):
+        if is_view(node):
+            named = {name: argument_types(value) for name, value in made.kwargs.items()}
+            op: Any = node.target
+            made.meta["type"] = derive(op, [argument_types(value) for value in made.args], named, env)
+        else:
+            made.meta["type"] = values[of].meta["type"][node.args[1]]
     return made
 
 
@@ -163,7 +185,7 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             places.append(~returned[node])
         else:
             places.append(~(joint.outputs + len(extra)))
-            extra.append(_copied(forward, values[node], env) if node in written else values[node])
+            extra.append(_copied(forward, values[node], env) if _changes(node, written) else values[node])
             if (narrow := narrow_type(node)) is not None:
                 extra[-1] = _after(forward, values[node], env, torch.ops.aten._to_copy.default, dtype=narrow)
     forward.output((*user, *extra))
@@ -174,13 +196,13 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     for node, place in zip(saved, places):
         values[node] = backward.placeholder(f"saved_{node.name}")
         values[node].meta = {key: value for key, value in node.meta.items() if key != "random"}
-        if ~place >= joint.outputs and (narrow := narrow_type(node)) is not None:
-            values[node].meta["type"] = replace(node.meta["type"], dtype=narrow)
+        if ~place >= joint.outputs:
+            values[node].meta["type"] = extra[~place - joint.outputs].meta.get("type")
     for node in placeholders[joint.inputs :]:
         values[node] = _copy(node, backward, values)
     for node in saved:
-        if values[node].meta.get("type") != node.meta.get("type"):
-            dtype = node.meta["type"].dtype
+        kind = node.meta.get("type")
+        if isinstance(kind, TensorType) and (dtype := kind.dtype) != values[node].meta["type"].dtype:
             values[node] = _after(backward, values[node], env, torch.ops.aten._to_copy.default, dtype=dtype)
     roots = {item for item in results[joint.outputs :] if isinstance(item, Node)} | {
         node for node in backward_set if must_stay(node)
@@ -190,13 +212,13 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         if node in backward_set and node in needed and node not in values:
             # What is computed again is computed when it is first needed: so it lives shortly, beside what reads it.
             for again in _missing(node, values):
-                values[again] = _copy(again, backward, values)
-            values[node] = _copy(node, backward, values)
+                values[again] = _copy(again, backward, values, env)
+            values[node] = _copy(node, backward, values, env)
     for item in results[joint.outputs :]:
         for again in _missing(item, values) if isinstance(item, Node) and item not in values else ():
-            values[again] = _copy(again, backward, values)
+            values[again] = _copy(again, backward, values, env)
         if isinstance(item, Node) and item not in values:
-            values[item] = _copy(item, backward, values)
+            values[item] = _copy(item, backward, values, env)
     backward.output(tuple(values[item] if isinstance(item, Node) else item for item in results[joint.outputs :]))
     _drop_dead(backward)
     sizes = _sizes(backward, placeholders[: joint.inputs])
@@ -258,13 +280,8 @@ def _after(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None, target: Any,
 
 
 def _copied(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Node:
-    """A copy of an input that changes before the backward runs, laid out as the input is: with its gaps."""
-    type_: TensorType = node.meta["type"]
-    if is_dense(type_):
-        return _after(graph, node, env, torch.ops.aten.clone.default)
-    size, stride = list(type_.shape), list(type_.stride)
-    place = _after(graph, node, env, torch.ops.aten.new_empty_strided.default, size=size, stride=stride)
-    return _after(graph, place, env, torch.ops.aten.copy.default, src=node)
+    """A copy of what changes before the backward runs."""
+    return _after(graph, node, env, torch.ops.aten.clone.default)
 
 
 def _needed(roots: set[Node], available: set[Node]) -> set[Node]:

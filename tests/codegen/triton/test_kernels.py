@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fusewright.base.records import replace
 from fusewright.codegen.triton import Processor, Unsupported, generate, tiles
 from fusewright.loops.ir import LoopProgram
-from fusewright.loops.lower import lower
+from fusewright.loops.lower import lower, promotion
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
@@ -498,3 +498,17 @@ def test_points_of_a_thread_are_written_over_what_they_are_computed_from(monkeyp
     wanted = function(inputs[0], inputs[1].clone())
     run_plan(plan, inputs)
     torch.testing.assert_close(inputs[1], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_what_stands_for_eight_bits_beyond_the_end(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float: Triton converts no integer to these types."""
+    monkeypatch.setattr(promotion, "_converts_float8", lambda device: True)
+    x = torch.randn(37).to(dtype)
+    plan = schedule(lowered(lambda x: x.float() * 2, [x]), GPU)
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    (load,) = re.findall(r"tl\.load\(.*\)", code.text)
+    assert "_mask" in load and "other=0.0" in load
+    made = torch.full((37,), 113.0)
+    run_code(code, {code.buffers[0]: x, code.buffers[-1]: made})
+    torch.testing.assert_close(made, x.float() * 2, rtol=0, atol=0)

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
     Rule,
+    axis_of,
     broadcast,
     channels_last_strides,
     convolution_strides,
@@ -344,7 +345,7 @@ def _triangle(self: TensorType, diagonal: int = 0) -> object:
 
 
 def _pad(self: TensorType, pad: Sequence[Dim], value: object = 0) -> object:
-    if not is_contiguous(self) or len(pad) > 2 * self.ndim or self.ndim in (4, 5):
+    if len(pad) > 2 * self.ndim:
         return NotImplemented
     shape = list(self.shape)
     for position in range(len(pad) // 2):
@@ -352,7 +353,22 @@ def _pad(self: TensorType, pad: Sequence[Dim], value: object = 0) -> object:
         shape[axis] = shape[axis] + pad[2 * position] + pad[2 * position + 1]
         if isinstance(shape[axis], int) and shape[axis] < 0:  # type: ignore[operator]
             return NotImplemented
+    if all(isinstance(amount, int) and amount <= 0 for amount in pad):  # a copy of what is left
+        left = replace(self, shape=tuple(maximum(d, 0) for d in shape))
+        return replace(fresh(left.shape, self), stride=preserved_strides(left))
+    if not is_contiguous(self) or self.ndim in (4, 5):
+        return NotImplemented
     return fresh([maximum(d, 0) for d in shape], self)
+
+
+def _diag_embed(self: TensorType, offset: int = 0, dim1: int = -2, dim2: int = -1) -> object:
+    axes = sorted(axis_of(dim, self.ndim + 1) for dim in (dim1, dim2))
+    if not self.shape or axes[0] == axes[1]:
+        return NotImplemented
+    *shape, size = self.shape
+    for axis in axes:
+        shape.insert(axis, size + abs(offset))
+    return fresh(shape, self)
 
 
 RULES: dict[OpOverload, Rule] = {
@@ -378,4 +394,5 @@ RULES: dict[OpOverload, Rule] = {
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
     aten.constant_pad_nd.default: _pad,
+    aten.diag_embed.default: _diag_embed,
 }

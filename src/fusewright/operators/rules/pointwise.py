@@ -134,6 +134,12 @@ def _hardtanh(self: TensorType, min_val: object = -1, max_val: object = 1) -> ob
     return replace(fresh(self.shape, self), stride=preserved_strides(self))
 
 
+def _prelu(self: TensorType, weight: TensorType) -> object:
+    if weight.dtype != self.dtype or not same_shape(broadcast(self.shape, weight.shape), self.shape):
+        return NotImplemented
+    return _hardtanh(self)
+
+
 def _addcmul(self: TensorType, tensor1: TensorType, tensor2: TensorType, *, value: object = 1) -> object:
     dtype = promote(self, tensor1, tensor2)
     if not dtype.is_floating_point:
@@ -202,7 +208,7 @@ def _table() -> dict[OpOverload, Rule]:
         table[getattr(aten, name).default] = unary("float")
     for name in "ceil floor round trunc sign".split():
         table[getattr(aten, name).default] = unary("real")
-    for name in "gelu silu hardswish hardsigmoid leaky_relu elu mish softplus".split():
+    for name in "gelu silu hardswish hardsigmoid leaky_relu elu mish softplus hardshrink".split():
         table[getattr(aten, name).default] = _floating_with_options
     table[aten.gelu.default] = _gelu
     table |= {
@@ -248,6 +254,8 @@ def _table() -> dict[OpOverload, Rule]:
         aten.masked_fill.Scalar: _masked_fill,
         aten.masked_fill.Tensor: _masked_fill,
         aten.complex.default: _complex,
+        aten._prelu_kernel.default: _prelu,
+        aten.softshrink.default: lambda self, lambd=0.5: _floating_with_options(self) if lambd >= 0 else NotImplemented,
     }
     for name in "eq ne lt le gt ge".split():
         for overload in ("Tensor", "Scalar"):
