@@ -152,10 +152,10 @@ def memory() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def compile_and_delete(count: int, dynamic: bool | None) -> None:
+def compile_and_delete(count: int, backend: str, dynamic: bool | None) -> None:
     for turn in range(count):
         program = PROGRAMS[turn % len(PROGRAMS)]
-        compiled = fusewright.compile(program, dynamic=dynamic)
+        compiled = fusewright.compile(program, backend=backend, dynamic=dynamic)
         x, box = arguments(program)
         result = compiled(x, box)
         if program is trained:
@@ -164,10 +164,11 @@ def compile_and_delete(count: int, dynamic: bool | None) -> None:
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_compiled_functions_are_collected(count: int, dynamic: bool | None) -> None:
-    compile_and_delete(10, dynamic)
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_compiled_functions_are_collected(count: int, backend: str, dynamic: bool | None) -> None:
+    compile_and_delete(10, backend, dynamic)
     before, resident = live(), memory()
-    compile_and_delete(count, dynamic)
+    compile_and_delete(count, backend, dynamic)
     after = live()
     grown = {name: after[name] - before[name] for name in after if after[name] > before[name] + 2}
     assert not grown

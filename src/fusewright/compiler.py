@@ -505,11 +505,11 @@ class Compiler:
 
     def _callable(self, graph: GraphToCompile, level: str) -> Any:
         if level == self.backend.level:
-            return self.backend.compile(graph)
+            return self.backend.callable(graph)
         if level == "torch":
             why = "the graph runs operator by operator: gradients are wanted through sizes that depend on data"
             self.notify(Hint(graph.function, why))
-            return resolve("eager").compile(graph)
+            return resolve("eager").callable(graph)
         stage = importlib.import_module("fusewright.backends.aot")  # lazy, as the passes are
         return stage.lowered(self.backend, graph)
 

@@ -30,6 +30,7 @@ from fusewright.base.options import CAPTURE_OPTIONS, Settings
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.rewrites import Rewrites
 from fusewright.capture.frame import Backward
+from fusewright.record.traced_tensor import cut_off
 from fusewright.sizes.expressions import Expr
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
@@ -189,6 +190,14 @@ class Backend:
     lowers: bool = True
     takes_options: bool = False
     takes_mode: bool = False
+
+    def callable(self, to_compile: GraphToCompile) -> Callable[..., Any]:
+        """What `compile` gives. A graph of PyTorch's calls lives as long as that, and its traced tensors no longer lead
+        to it."""
+        made = self.compile(to_compile)
+        if self.level == "torch":
+            cut_off(to_compile.graph)
+        return made
 
 
 _backends: dict[str, Backend] = {}

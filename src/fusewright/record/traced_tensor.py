@@ -170,6 +170,15 @@ def prepare(traced: TracedTensor, recorder: Recorder, node: torch.fx.Node | None
     traced.viewed = None
 
 
+def cut_off(graph: torch.fx.Graph) -> None:
+    """Lets nothing lead from the graph's traced tensors to it: autograd holds some of them where the collector of
+    cycles does not look. They still tell shapes and dtypes."""
+    for node in graph.nodes:
+        for traced in (node.meta.get("example_value"), node.meta.get("leaf")):
+            if isinstance(traced, TracedTensor):
+                traced.node = traced.recorder = None  # type: ignore[assignment]
+
+
 class NonLeaf(torch.autograd.Function):
     """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place
     operators)."""
