@@ -156,6 +156,7 @@ REFUSED = (RuntimeError, ValueError, NotImplementedError)
 RELAID = """
 angle pow ldexp normal nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.mse_loss nn.functional.pad.reflect
 nn.functional.pad.replicate nn.functional.max_pool3d nn.functional.binary_cross_entropy nn.functional.soft_margin_loss
+nn.functional.pixel_shuffle nn.functional.channel_shuffle nn.functional.nll_loss nn.functional.conv3d nn.functional.conv_transpose3d
 """.split()
 
 

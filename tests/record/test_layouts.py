@@ -179,3 +179,14 @@ def test_a_tensor_of_one_element_is_no_part_of_itself() -> None:
         for run in (function, compiled):
             with pytest.raises(RuntimeError, match="refer to a single memory location"):
                 run(x, y)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_of_maxima_over_a_line(dynamic: bool, requires_grad: bool) -> None:
+    """Without gradients eager has a kernel of its own, whose results are contiguous."""
+    for x in (torch.randn(2, 6, 4).transpose(1, 2), torch.randn(6, 4).t()):
+        x.requires_grad_(requires_grad)
+        for pool in (F.max_pool1d, torch.max_pool1d):
+            compiled = fusewright.compile(lambda x: (pool(x, 2), pool(x, 3, padding=1) * 2), dynamic=dynamic)
+            torch.testing.assert_close(compiled(x), (pool(x, 2), pool(x, 3, padding=1) * 2), check_stride=True)

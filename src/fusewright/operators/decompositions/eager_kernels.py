@@ -1,7 +1,8 @@
-"""Functions with a kernel of their own in eager, which knows fewer dtypes than the operators that they are recorded as.
+"""Functions with a kernel of their own in eager, which knows fewer dtypes and layouts than the operators that they are
+recorded as.
 
-Takes a call's arguments; gives None, since the function is recorded as it comes. Raises GraphBreak for dtypes that
-eager refuses, so that eager raises its own error. Always holds: nothing is recorded here.
+Takes a call's arguments; gives None where the function is recorded as it comes. Raises GraphBreak for dtypes that eager
+refuses, so that eager raises its own error.
 """
 
 from __future__ import annotations
@@ -31,10 +32,20 @@ def refuse_dtypes(recorder: Recorder, operator: OpOverload, tensors: tuple[Any, 
         raise GraphBreak("operator-failed", f"{operator}: {why}")
 
 
-def _max_pool1d(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """With indices it is the pooling over two dimensions."""
-    if not kwargs.get("return_indices") and len(args) < len("input size stride padding dilation ceil indices".split()):
-        refuse_dtypes(recorder, aten.max_pool1d.default, (args[0] if args else kwargs.get("input"),))
+def _max_pool1d(
+    function: Any, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """With indices, and where gradients are wanted, it is the pooling over two dimensions; else its result is
+    contiguous."""
+    if kwargs.get("return_indices") or len(args) >= len("input size stride padding dilation ceil indices".split()):
+        return None
+    given = args[0] if args else kwargs.get("input")
+    refuse_dtypes(recorder, aten.max_pool1d.default, (given,))
+    if not isinstance(given, torch.Tensor) or given.device.type != "cpu" or recorder.level != "aten":
+        return None
+    if given.requires_grad and torch.is_grad_enabled():
+        return None
+    return call(torch.Tensor.contiguous, (call(function, args, kwargs),), {})
 
 
 def _of_classes(
@@ -46,9 +57,8 @@ def _of_classes(
 
 _multi_margin = partial(_of_classes, aten.multi_margin_loss.default)
 _multilabel_margin = partial(_of_classes, aten.multilabel_margin_loss_forward.default)
-EAGER_KERNELS: dict[Any, Callable[..., None]] = {
-    F.max_pool1d: _max_pool1d,
-    torch.max_pool1d: _max_pool1d,
+EAGER_KERNELS: dict[Any, Callable[..., Any]] = {
+    **{function: partial(_max_pool1d, function) for function in (F.max_pool1d, torch.max_pool1d)},
     F.multi_margin_loss: _multi_margin,
     torch._C._nn.multi_margin_loss: _multi_margin,
     F.multilabel_margin_loss: _multilabel_margin,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -84,6 +85,21 @@ def _follows_arguments(input: TensorType) -> bool:
     return input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)
 
 
+_C: Any = torch._C
+_PLAIN_VOLUMES = frozenset({_C._ConvBackend.Slow3d, _C._ConvBackend.SlowDilated3d, _C._ConvBackend.SlowTranspose3d})
+
+
+def _keeps_format(input: TensorType, weight: TensorType, *rest: Any) -> bool:
+    """Whether the CPU's convolution over images or volumes keeps the memory format of its arguments: oneDNN does;
+    PyTorch's own kernels for volumes do not. Of volumes of symbolic sizes it is taken not to."""
+    if input.ndim == 4:
+        return True
+    if not all(isinstance(size, int) for size in (*input.shape, *weight.shape)) or 0 in input.shape:
+        return False
+    given, window = (torch.empty(1, dtype=t.dtype).expand(cast("Any", t.shape)) for t in (input, weight))
+    return _C._select_conv_backend(given, window, None, *rest, None) not in _PLAIN_VOLUMES
+
+
 def _convolution(
     input: TensorType,
     weight: TensorType,
@@ -121,6 +137,10 @@ def _convolution(
     if rank < 3 and _follows_arguments(input):
         return replace(fresh(shape, input), stride=convolution_strides(tuple(shape), input, weight))
     last = suggests_channels_last(input) or suggests_channels_last(weight)
+    if last and input.device.type == "cpu":
+        kept = _keeps_format(input, weight, stride, padding, dilation, transposed, output_padding, groups)
+        result = fresh(shape, input)
+        return replace(result, stride=channels_last_strides(shape)) if kept else result
     if last or not is_contiguous(input) or not is_contiguous(weight):
         return NotImplemented  # the layout depends on the library that computes it
     return fresh(shape, input)
@@ -141,9 +161,13 @@ def _convolution_backward(
 ) -> object:
     """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups
     and kernels)."""
-    if input.ndim != 4 or 0 in input.shape or not _follows_arguments(input):
+    if input.ndim not in ((4, 5) if input.device.type == "cpu" else (4,)) or 0 in input.shape:
         return NotImplemented
-    last = suggests_channels_last(input) or suggests_channels_last(weight)
+    if not _follows_arguments(input):
+        return NotImplemented
+    last = (suggests_channels_last(input) or suggests_channels_last(weight)) and _keeps_format(
+        input, weight, stride, padding, dilation, transposed, output_padding, groups
+    )
     found: list[TensorType | None] = []
     for wanted, like in zip(output_mask, (input, weight), strict=False):
         result = fresh(list(like.shape), like)

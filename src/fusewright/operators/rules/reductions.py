@@ -189,6 +189,14 @@ def _nll_loss(
     return fresh(shape, self), fresh((), self)
 
 
+def _nll_loss2d(
+    self: TensorType, target: TensorType, weight: TensorType | None, reduction: int, ignore_index: Dim
+) -> object:
+    if self.ndim != 4 or not same_shape(target.shape, (self.shape[0], *self.shape[2:])):
+        return NotImplemented
+    return fresh(target.shape if reduction == 0 else (), self), fresh((), self)
+
+
 def _nll_loss_backward(grad_output: TensorType, self: TensorType, *others: object) -> object:
     return fresh(self.shape, self) if is_contiguous(self) else NotImplemented
 
@@ -230,6 +238,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss2d_forward.default: _nll_loss2d,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.mse_loss.default: _loss,
 }

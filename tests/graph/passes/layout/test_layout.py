@@ -94,3 +94,27 @@ def test_training_in_half_precision(channels_last: bool) -> None:
     error = [sum((a.double() - b).square().sum() for a, b in zip(values, exact)) ** 0.5 for values in (got, expected)]
     assert error[0] <= 1.25 * error[1] + 1e-3
     assert [value.stride() for value in got] == [value.stride() for value in expected]
+
+
+class OneChannel(nn.Module):
+    """Images of one channel, whose layouts other images of any size decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 1, 3, padding=1), nn.Conv2d(3, 1, 1)
+        self.third, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, z = self.first(x).relu() * mask, self.second(x)
+        return self.last(self.third(y + z)), y, z, self.first(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@torch.no_grad()
+def test_images_of_one_channel(dynamic: bool, channels_last: bool) -> None:
+    net, x, mask = OneChannel(), torch.randn(2, 3, 9, 8), torch.rand(2, 1, 9, 8)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    got = fusewright.compile(net, fullgraph=True, dynamic=dynamic)(x, mask)
+    torch.testing.assert_close(got, net(x, mask), check_stride=True)

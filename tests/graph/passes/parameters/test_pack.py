@@ -55,3 +55,11 @@ def test_patches_are_one_product(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, expected, **({"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}))
     assert got.stride() == expected.stride()
     assert texts and not any("convolution" in text for text in texts)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@torch.no_grad()
+def test_images_of_one_channel_lie_as_in_eager(window: int) -> None:
+    net, x = nn.Conv2d(8, 1, window), torch.randn(1, 8, 16, 16)
+    for run in (net, lambda x: net(x).relu()):
+        torch.testing.assert_close(fusewright.compile(run, fullgraph=True)(x), run(x), check_stride=True)

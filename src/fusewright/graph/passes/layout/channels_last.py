@@ -168,7 +168,7 @@ class _Layout:
         if input in self.converted:  # the forward reads the copy
             input = self.converted[input]  # type: ignore[index]
             node.update_arg(1, input)
-        if any(suggests_channels_last(one.meta["type"]) for one in (input, weight)):  # type: ignore[union-attr]
+        if any(_is_channels_last(one.meta["type"]) for one in (input, weight)):  # type: ignore[union-attr]
             node.update_arg(0, self.channels_last(gradient, node))  # type: ignore[arg-type]
         self.retype(node)
 
@@ -176,7 +176,7 @@ class _Layout:
         """Arguments of a pointwise operator that are as large as its result all become channels-last where one of them
         is, so that the result is too: what is contiguous would win over it."""
         whole = [one for one in node.all_input_nodes if _shape(one) == _shape(node) and len(_shape(node)) == 4]
-        if any(one in self.original and suggests_channels_last(one.meta["type"]) for one in whole):
+        if any(one in self.original and _is_channels_last(one.meta["type"]) for one in whole):
             for one in whole:
                 node.replace_input_with(one, self.channels_last(one, node))
 

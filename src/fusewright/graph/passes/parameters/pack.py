@@ -38,6 +38,7 @@ from fusewright.graph.passes.parameters.freeze import may_be_kept
 from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.graph.passes.parameters.usual_sizes import UsualSizes
 from fusewright.graph.skinny_gemm import SKINNY_GEMM
+from fusewright.operators.rules.common import channels_last_strides
 from fusewright.operators.schema import facts
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, maximum
@@ -318,6 +319,7 @@ class _Packing:
             self.graph.erase_node(norm)
             self.graph.erase_node(node)
         self.fuse_activation(made)
+        self.as_declared(made)
 
     def packed_convolution(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node:
         """oneDNN's convolution in place of `after`. `node`: the convolution in the user's program."""
@@ -334,6 +336,21 @@ class _Packing:
         made = self.new(torch.ops.mkldnn._convolution_pointwise.default, operands, node.meta["type"], after)
         self.replace(after, made)
         return made
+
+    def as_declared(self, made: Node) -> None:
+        """oneDNN may give images of one channel a step of 1 along it; those that leave the graph have the program's."""
+        kind = made.meta["type"]
+        outside = [user for user in made.users if user.op == "output"]
+        if made.target is not torch.ops.mkldnn._convolution_pointwise.default or not outside:
+            return
+        if kind.shape[1] == 1 and kind.stride == contiguous_strides(kind.shape):
+            made.meta["type"] = replace(kind, stride=channels_last_strides(kind.shape))
+            with self.graph.inserting_after(made):
+                flat = self.build.call(aten.view.default, made, [kind.numel()])
+            with self.graph.inserting_after(flat):
+                again = self.build.call(aten.view.default, flat, list(kind.shape))
+            for user in outside:
+                user.replace_input_with(made, again)
 
     def is_small_depthwise(self, node: Node) -> bool:
         """Whether each channel has a small window of its own, over images whose channels lie side by side: loops
