@@ -9,6 +9,7 @@
 // Always holds: what differs from the plain case (gradients of gradients, an output without a gradient, hooks on saved
 // tensors, transforms, a plan that could not finish) is left to Python; gradients are disabled while the forward runs,
 // and enabled when it returns.
+#include "gradient_layout.h"
 #include "plan.h"
 
 #include <structmember.h>
@@ -43,13 +44,6 @@ struct Differentiable {
     vectorcallfunc vectorcall;
 };
 
-// How the gradient of an output must be laid out. keys: its dispatch keys but for autograd's.
-struct Layout {
-    uint64_t keys;
-    int dtype, device;
-    std::vector<int64_t> sizes, strides;
-};
-
 struct ForwardCall {
     PyObject_HEAD
     PyObject *owner, *inputs, *results, *random, *plain;
@@ -63,27 +57,15 @@ Differentiable *owner_of(const ForwardCall *call) { return reinterpret_cast<Diff
 
 // --- layouts -------------------------------------------------------------------------------------------------------
 
-uint64_t keys_of(const char *impl) { return tensor_key_set(impl) & ~config.excluded_keys; }
-
-Layout layout_of(PyObject *tensor, bool row_major) {
-    const char *impl = tensor_impl(tensor);
-    const int64_t ndim = tensor_dim(impl), *sizes = tensor_sizes(impl), *strides = tensor_strides(impl);
-    Layout made{keys_of(impl), tensor_dtype(impl), tensor_device_index(impl), {}, {strides, strides + ndim}};
-    made.sizes.assign(sizes, sizes + ndim);
-    int64_t step = 1;
-    for (int64_t i = ndim; row_major && i-- > 0; step *= std::max<int64_t>(sizes[i], 1)) made.strides[i] = step;
-    return made;
-}
-
-bool has_layout(PyObject *tensor, const Layout &wanted) {
+// Whether nothing but strides may keep the tensor from having the layout.
+bool is_alike(PyObject *tensor, const Layout &wanted) {
     PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(tensor));
     if (type != asked.tensor && type != asked.parameter) return false;
     const char *impl = tensor_impl(tensor);
     const int64_t ndim = tensor_dim(impl);
     return keys_of(impl) == wanted.keys && tensor_dtype(impl) == wanted.dtype &&
            ndim == static_cast<int64_t>(wanted.sizes.size()) && tensor_device_index(impl) == wanted.device &&
-           std::equal(wanted.sizes.begin(), wanted.sizes.end(), tensor_sizes(impl)) &&
-           std::equal(wanted.strides.begin(), wanted.strides.end(), tensor_strides(impl));
+           std::equal(wanted.sizes.begin(), wanted.sizes.end(), tensor_sizes(impl));
 }
 
 PyObject *tuple_of(const std::vector<int64_t> &values) {
@@ -264,7 +246,9 @@ PyObject *run_forward(Differentiable *self, PyObject *const *inputs, Py_ssize_t 
         return nullptr;
     }
     call->results = Py_NewRef(results);
-    std::vector<PyObject *> arguments{held.get()};
+    std::vector<PyObject *> arguments;
+    arguments.reserve(self->wanted->size() + 1);
+    arguments.push_back(held.get());
     for (int32_t position : *self->wanted) arguments.push_back(inputs[position]);
     Held made(PyObject_Vectorcall(self->apply, arguments.data(), arguments.size(), nullptr));
     if (made.get() == nullptr) return nullptr;
@@ -312,6 +296,20 @@ PyObject *raised() {
     return error;
 }
 
+// The gradient of an output as the backward was compiled for it.
+PyObject *laid_out(const ForwardCall *call, PyObject *given, size_t place) {
+    const Layout &wanted = (*call->layouts)[place];
+    if (is_alike(given, wanted)) {
+        if (std::equal(wanted.strides.begin(), wanted.strides.end(), tensor_strides(tensor_impl(given))))
+            return Py_NewRef(given);
+        PyObject *copy = copy_of(given, wanted);
+        if (copy != nullptr || PyErr_Occurred()) return copy;  // else Python's own raises what PyTorch says
+    }
+    Held tuple(layout_tuple(call, place));
+    PyObject *arguments[] = {given, tuple.get()};
+    return tuple.get() == nullptr ? nullptr : PyObject_Vectorcall(asked.lay_out, arguments, 2, nullptr);
+}
+
 // A list of what the backward's plan takes: the saved values, and the gradients of the outputs as it was compiled for.
 PyObject *values_for(ForwardCall *call, PyObject *ctx, PyObject *const *given, Py_ssize_t n) {
     Held saved(PyObject_GetAttr(ctx, names.saved_tensors));
@@ -328,14 +326,7 @@ PyObject *values_for(ForwardCall *call, PyObject *ctx, PyObject *const *given, P
         PyList_SET_ITEM(values.get(), i, Py_NewRef(plain == Py_None ? PyTuple_GET_ITEM(saved.get(), i) : plain));
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *tangent;
-        if (has_layout(given[i], (*call->layouts)[i])) {
-            tangent = Py_NewRef(given[i]);
-        } else {
-            Held wanted(layout_tuple(call, static_cast<size_t>(i)));
-            PyObject *arguments[] = {given[i], wanted.get()};
-            tangent = wanted.get() == nullptr ? nullptr : PyObject_Vectorcall(asked.lay_out, arguments, 2, nullptr);
-        }
+        PyObject *tangent = laid_out(call, given[i], static_cast<size_t>(i));
         if (tangent == nullptr) return nullptr;
         PyList_SET_ITEM(values.get(), kept + i, tangent);
     }

@@ -55,6 +55,7 @@ def geqrf_of(n: int) -> tuple[torch.Tensor, ...]:
 
 
 SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "aten::randint.low": lambda: (-(2**63), 2**63 - 1, [], {"dtype": torch.int64, "device": torch.device("cpu")}),
     "aten::mm": lambda: (f(5, 7), f(7, 3)),
     "aten::addmm": lambda: (f(3), f(5, 7), f(7, 3), {"beta": 0.5, "alpha": 2}),
     "aten::bmm": lambda: (f(2, 5, 7), f(2, 7, 3)),
@@ -161,7 +162,7 @@ def split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (args[:-1], args[-1]) if isinstance(args[-1], dict) else (args, {})
 
 
-def through_plan(target: Any, args: tuple[Any, ...], expected: Any) -> tuple[list[Any], Any]:
+def through_plan(target: Any, args: tuple[Any, ...], expected: Any, **options: Any) -> tuple[list[Any], Any]:
     """The results of `target` called by a plan, and the call plan itself. Opaque tensors travel as constants."""
     s = Schedule()
     inputs: list[torch.Tensor] = []
@@ -193,7 +194,7 @@ def through_plan(target: Any, args: tuple[Any, ...], expected: Any) -> tuple[lis
         for i, result in enumerate(results)
     ]
     s.call(target, *converted, out=out, **keywords)
-    plan = s.build()
+    plan = s.build(**options)
     native = launch.load(plan, {})
     torch.manual_seed(1)
     first = native(*inputs)
@@ -236,7 +237,21 @@ def test_out_rows_are_placed_only_for_one_dtype() -> None:
     assert placement(aten.mm.default, (single, single)) == "out"
     assert placement(aten.mm.default, (half, single)) == "returned"
     assert placement(aten.convolution.default, (single, single)) == "returned"
+    assert placement(aten.randint.low, (0, 2, ())) == "out"
     assert placement(len, ()) == "returned"
+
+
+def test_an_out_row_whose_function_is_missing_goes_through_python() -> None:
+    for target, args in (
+        (aten.mm.default, (f(5, 7), f(7, 3))),
+        (aten.randint.low, (3, 2**40, [4], {"dtype": torch.int64, "device": torch.device("cpu")})),
+    ):
+        torch.manual_seed(1)
+        positional, keywords = split(args)
+        expected = target(*positional, **keywords)
+        results, plan = through_plan(target, args, expected, available=lambda symbol: False)
+        assert not any(isinstance(step, CCall) for step in plan.steps)
+        assert torch.equal(results[0], expected)
 
 
 def test_integer_matmul_with_scalars_goes_through_python() -> None:

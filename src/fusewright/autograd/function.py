@@ -128,7 +128,27 @@ def _unwatched(group: Group, inputs: tuple[Any, ...]) -> bool:
 _PLAIN_APPLY = super(torch.autograd.Function, _Compiled).apply  # type: ignore[misc]
 """What Function.apply comes to outside of torch.func's transforms: that takes as long as all the rest of a small call.
 (Its other purpose, tensors of transforms that have ended, have no memory that the forward could have read.)"""
-_NATIVE_APPLY = super(torch.autograd.Function, _CompiledNatively).apply  # type: ignore[misc]
+
+
+def _native_apply() -> Callable[..., tuple[Any, ...]]:
+    """The same of _CompiledNatively. PyTorch looks for names in the class, at each call and at each of its bases, and
+    in its metaclass: here it finds all in one class with one base. The node keeps its ForwardCall in a slot, and needs
+    no dict."""
+    names: dict[str, Any] = {}
+    for base in reversed(_CompiledNatively.__mro__):
+        names |= {} if base in (torch._C._FunctionBase, object) else vars(base)
+    for name in ("apply", "__dict__", "__weakref__"):
+        names.pop(name, None)
+    node = names["_backward_cls"]
+    # The engine calls `apply` of the node: the backward itself, instead of two Python functions that look for it (a
+    # twentieth of a small training step).
+    own = {"__slots__": ("call",), "__module__": node.__module__, "apply": _native.as_method(_native.backward)}
+    names["_backward_cls"] = type(node.__name__, (node,), own)
+    flat: Any = type(_CompiledNatively.__name__, (torch._C._FunctionBase,), names)
+    return flat.apply  # type: ignore[no-any-return]
+
+
+_NATIVE_APPLY = _native_apply()
 
 _native.configure_differentiable(
     torch._C._are_functorch_transforms_active,
@@ -138,9 +158,6 @@ _native.configure_differentiable(
     torch.Tensor,
     torch.nn.Parameter,
 )
-# The engine calls `apply` of the node: the backward itself, instead of two Python functions that look for it (a
-# twentieth of a small training step).
-_CompiledNatively._backward_cls.apply = _native.as_method(_native.backward)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

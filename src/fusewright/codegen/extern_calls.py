@@ -17,7 +17,15 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.call_plan_types import CCall, Gather, PythonCall, StepSpec
-from fusewright.loops.externs import CLASSES, ExternRow, may_keep_arguments, references, row_of, schema_name
+from fusewright.loops.externs import (
+    CLASSES,
+    OF_A_NEW_TENSOR,
+    ExternRow,
+    may_keep_arguments,
+    references,
+    row_of,
+    schema_name,
+)
 from fusewright.loops.ir import BufferRef, Extern
 from fusewright.sizes.expressions import Dim, Expr
 
@@ -201,10 +209,12 @@ _ENCODERS: dict[str, Callable[[Encoding, Any], None]] = {
 
 
 def _bound_arguments(extern: Extern) -> list[tuple[str, Any]]:
-    """(class, value) of every argument of the schema, defaults filled in."""
+    """(class, value) of every argument of the schema (or of its out= form's), defaults filled in."""
     keywords = dict(extern.kwargs)
     bound: list[tuple[str, Any]] = []
     for position, argument in enumerate(extern.target._schema.arguments):
+        if extern.placement == "out" and argument.name in OF_A_NEW_TENSOR:
+            continue
         if position < len(extern.args):
             value = extern.args[position]
         elif argument.name in keywords:
@@ -304,12 +314,15 @@ def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
     postfix = _Postfix(places, operator, private, frozenset(extern.mutates), [], [])
     for value in extern.args:
         postfix.push(value)
-    for _, value in extern.kwargs:
-        postfix.push(value)
-    keywords = [name for name, _ in extern.kwargs]
+    out = extern.placement == "out"
+    keywords = [name for name, _ in extern.kwargs if not (out and name in OF_A_NEW_TENSOR)]
+    for name, value in extern.kwargs:
+        if name in keywords:
+            postfix.push(value)
     results: tuple[int, ...] = ()
-    if extern.placement == "out":
-        target = target.overloadpacket.out
+    if out:
+        overload = target._schema.overload_name
+        target = getattr(target.overloadpacket, f"{overload}_out" if overload else "out")
         (buffer,) = extern.outputs
         assert buffer is not None
         postfix.program.append(("tensor", places.out(buffer)))

@@ -18,6 +18,7 @@ from fusewright.operators import host_draws
 from fusewright.sizes.tensor_type import TensorType
 
 CPU = torch.device("cpu")
+_CPUS_STATE = torch.default_generator.get_state
 
 
 Drawn = torch.device | str
@@ -88,10 +89,17 @@ class States:
 def states_of(drawn: Sequence[Drawn]) -> States | None:
     """The generators' states now. None where the program records a CUDA graph: what a replay of that draws is not known
     here."""
-    on_gpu = any(isinstance(one, torch.device) and one.type == "cuda" for one in drawn)
-    return None if on_gpu and torch.cuda.is_current_stream_capturing() else _now(drawn)
+    for one in drawn:
+        if one != CPU and not isinstance(one, str) and one.type == "cuda":
+            return None if torch.cuda.is_current_stream_capturing() else _now(drawn)
+    return _now(drawn)
 
 
 def _now(drawn: Sequence[Drawn]) -> States:
-    kept = tuple((one, generator_of(one).get_state()) for one in drawn if isinstance(one, torch.device))
-    return States(kept, tuple((one, host_draws.states(one)) for one in drawn if isinstance(one, str)))
+    kept, hosts = [], []
+    for one in drawn:  # at each call of a graph that draws
+        if isinstance(one, str):
+            hosts.append((one, host_draws.states(one)))
+        else:
+            kept.append((one, _CPUS_STATE() if one == CPU else generator_of(one).get_state()))
+    return States(tuple(kept), tuple(hosts))

@@ -60,6 +60,7 @@ _RETURNED = (
 
 _OVERLOADS = {
     # overloads other than `default`, and operators whose C function is named otherwise
+    "aten::randint.low": ExternRow("aoti_torch_cpu_randint_low_out", "out"),
     "aten::sort.stable": ExternRow("aoti_torch_cpu_sort_stable", "returned"),
     "aten::searchsorted.Tensor": ExternRow("aoti_torch_cpu_searchsorted_Tensor", "returned"),
     "aten::bucketize.Tensor": ExternRow("aoti_torch_cpu_bucketize_Tensor", "returned"),
@@ -91,6 +92,9 @@ CUDA_EXTERNS: dict[str, ExternRow] = {
 }
 """Operators that only a GPU has (c_shim_cuda.h). A version of PyTorch that lacks a function calls the operator through
 Python."""
+
+OF_A_NEW_TENSOR = frozenset({"dtype", "layout", "device", "pin_memory"})
+"""Arguments that an operator's out= form lacks: the given tensor says them."""
 
 BUILTIN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "onednn", "quantized", "_quantized", "rngprims"})
 
@@ -161,7 +165,7 @@ def placement(target: Any, args: Any) -> Placement:
     if row is None or row.placement == "returned":
         return "returned"
     dtypes = {leaf.dtype for leaf in leaves(args) if isinstance(getattr(leaf, "dtype", None), torch.dtype)}
-    return "out" if len(dtypes) == 1 else "returned"
+    return "out" if len(dtypes) <= 1 else "returned"
 
 
 def references(args: Iterable[Any]) -> list[BufferRef]:
