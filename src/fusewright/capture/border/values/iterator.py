@@ -47,18 +47,15 @@ def _copied(iterator: Any, known: dict[int, Any]) -> Any:
     """A copy that goes on where the iterator stands. known: the iterators that it is made of, by identity."""
     if id(iterator) not in known:
         kind = type(iterator)
-        if kind in _LEAVES:
-            maker, args, *state = iterator.__reduce__()
-            made = own_maker(maker, args)(*args)
-            if state:
-                made.__setstate__(*state)
-        elif kind in _JOINED:
-            maker, args, *state = iterator.__reduce__()
-            made = maker(*(one if type(one) is int else _copied(one, known) for one in args))
-            if state:
-                made.__setstate__(*state)
-        else:
+        if kind not in _LEAVES and kind not in _JOINED:
             raise TypeError(f"a {kind.__name__}")
+        maker, args, *state = iterator.__reduce__()
+        if kind in _LEAVES:
+            made = own_maker(maker, args)(*args)
+        else:
+            made = maker(*(one if type(one) is int else _copied(one, known) for one in args))
+        if state and state[0] is not None:  # from CPython 3.12 on a range's iterator has None
+            made.__setstate__(*state)
         known[id(iterator)] = made
     return known[id(iterator)]
 
