@@ -48,7 +48,8 @@ def test_as_near_as_eager(name: str, dtype: torch.dtype, shape: tuple[int, int])
 CHOICES: dict[str, Function] = {
     "equal": lambda y: y == y.max(), "not less": lambda y: y >= y.amax(1, True), "number": lambda y: y > 0.5,
     "argmax": lambda y: y.argmax(), "argmin of columns": lambda y: y.argmin(0), "argmax of rows": lambda y: y.argmax(1),
-    "position": lambda y: y.max(1)[1], "cummax": lambda y: y.cummax(1)[1], "median": lambda y: y.median(1)[1],
+    "position": lambda y: y.max(1)[1], "cummax": lambda y: y.cummax(1)[1], "cummin": lambda y: y.cummin(1)[1],
+    "median": lambda y: y.median(1)[1],
     "isclose": lambda y: torch.isclose(y, y.amax(), 0, 0), "maximum": lambda y: torch.maximum(y, y.amax()) == y,
     "isin": lambda y: torch.isin(y, y.amax()), "kthvalue": lambda y: y.kthvalue(2)[1],
     "pooled": lambda y: F.max_pool1d(y[None], 2, return_indices=True)[1],
@@ -59,8 +60,9 @@ CHOICES: dict[str, Function] = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_values_are_compared_as_they_are_stored(name: str, dtype: torch.dtype) -> None:
     """A value that one kernel keeps in a higher precision is compared with one that was stored."""
-    for seed in range(4):
-        x = torch.randn(40, 50, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    drawn = [torch.randn(40, 50, dtype=dtype, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    falling = torch.linspace(2, 1, 2000, dtype=dtype).view(40, 50)  # neighbours that may become equal
+    for x in (*drawn, falling, falling.flip(0), -falling):
         assert torch.equal(fusewright.compile(lambda x: CHOICES[name](x * 1.1))(x), CHOICES[name](x * 1.1))
 
 

@@ -70,9 +70,11 @@ class Windows:
 
 
 def loaded(
-    call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float, dtype: torch.dtype
-) -> Expression:
+    call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float, dtype: torch.dtype,
+    compared: bool = False,
+) -> Expression:  # fmt: skip
     body = call.lowering.read(self, place, dtype)
+    body = ex.rounded(body, self.dtype) if compared else body
     return body if inside is None else ex.masked(inside, body, ir.constant(outside, dtype))
 
 
@@ -111,7 +113,7 @@ def max_pool_with_indices(
     value: Expression | None = None
     for offsets in windows.offsets():
         place, inside = windows.place(offsets)
-        x = loaded(call, self, place, inside, lowest(dtype), dtype)
+        x = loaded(call, self, place, inside, lowest(dtype), dtype, compared=True)
         value = x if value is None else ex.maximum(value, x)
         flat: Dim = 0
         for index, size in zip(place[len(place) - count :], windows.shape):

@@ -39,9 +39,12 @@ def run_along(
         raise Fallback("results of different layouts")
     kind = KINDS[call.target._schema.name.partition("::")[2]]
     finish = ir.cast(ex.accumulator(working), results[0].dtype)
+    value = low.read(self, symbols, working)
+    if position_type is not None:
+        value = ex.rounded(value, self.dtype)
     low.emit(
         Scan(
-            low.operation_name(), axes, scanned, kind, low.read(self, symbols, working),  # type: ignore[arg-type]
+            low.operation_name(), axes, scanned, kind, value,  # type: ignore[arg-type]
             results[0].name, index, finish,
             results[1].name if len(results) > 1 else None, low.locations,
         )
