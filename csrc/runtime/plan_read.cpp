@@ -158,7 +158,8 @@ void CallPlan::read_slot_step(const Value &one) {
     size_t slot = one.at(1).within(0, slots_.size());
     int where = slots_[slot].kind;
     require(kind != "mutate", "it writes to an argument or a buffer, which the runtime without Python does not do");
-    require(kind != "allocate" || where == kFresh, "memory for a tensor that has some");
+    // A result that an operator returns is made here where a kernel stands in for the operator.
+    require(kind != "allocate" || where == kFresh || where == kReturned, "memory for a tensor that has some");
     require(kind != "window" || where == kWindow, "a window on nothing");
     require((kind != "check" && kind != "own") || where == kReturned, "a check of what no operator returned");
     static const std::map<std::string, Step::Kind> kinds = {
