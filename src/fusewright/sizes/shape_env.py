@@ -119,9 +119,8 @@ class ShapeEnv:
         larger is `assumed` from here on. `one`: these sizes when they are 1."""
         self.shown, self.one, self.asked = symbols, one, None
         self.assumed -= symbols
-        for one_or_more in symbols:
-            self._learn_bound(one_or_more - 1)
-        self._forget_answers()
+        for size in symbols:
+            self.suppose(Relation("<=", 1, size))
 
     def assume(self, symbols: frozenset[Expr]) -> None:
         """Takes these symbols to be 2 or more."""

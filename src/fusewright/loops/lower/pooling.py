@@ -74,7 +74,8 @@ def loaded(
     compared: bool = False,
 ) -> Expression:  # fmt: skip
     body = call.lowering.read(self, place, dtype)
-    body = ex.rounded(body, self.dtype) if compared else body
+    if compared:
+        body = ex.rounded(body, self.dtype)
     return body if inside is None else ex.masked(inside, body, ir.constant(outside, dtype))
 
 
