@@ -35,8 +35,9 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard csrc/*)
 demo: setup
 	$(BIN)/python benchmarks/demo.py
 
+# A process that ended is replaced, and begins with the test that ended it: so not for ever.
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 
 bench: setup
 	$(BIN)/python benchmarks/compare.py
