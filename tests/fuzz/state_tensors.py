@@ -121,7 +121,7 @@ TENSOR_KINDS: tuple[Kind, ...] = (
         ("multithreading of backward", "x * x", ("torch.autograd.set_multithreading_enabled(False)", "torch.autograd.set_multithreading_enabled(True)"), "torch.autograd.set_multithreading_enabled(True)"),
         ("fast path of attention", "torch.nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0, batch_first=True, device='cpu').eval()(x.new_ones(1, 2, 4).to(f32)).shape", ("torch.backends.mha.set_fastpath_enabled(False)", "torch.backends.mha.set_fastpath_enabled(True)"), "torch.backends.mha.set_fastpath_enabled(True)"),
         ("seed", "(torch.rand(2), torch.randint(0, 9, (2,)), F.dropout(x.to(f32), 0.5))", ("torch.manual_seed(3)", "torch.manual_seed(4)", "torch.rand(1)", "torch.set_rng_state(torch.get_rng_state())", "random.random()"), ""),
-        ("opt einsum", "torch.einsum('ij,kj,kl->il', x, x, x)", ("torch.backends.opt_einsum.enabled = False", "torch.backends.opt_einsum.enabled = True"), "torch.backends.opt_einsum.enabled = True"),
+        ("opt einsum", "torch.einsum('ij,kj,kl->il', x, x, x)", ("torch.backends.opt_einsum.enabled = False", "torch.backends.opt_einsum.enabled = True"), "vars(torch.backends.opt_einsum).pop('enabled', None)"),
         ("mkldnn and products", "F.linear(x.to(f32), torch.ones(4, 3))", ("torch._C._set_mkldnn_enabled(False)", "torch._C._set_mkldnn_enabled(True)"), "torch._C._set_mkldnn_enabled(True)"),
     )),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Takes the shim's path, whose requests fail ("native": this compiler's; "torch": of PyTorch's allocator), how many calls come before, and
 a name of PROGRAMS; prints how many requests there were. Fails if one ends in anything but the error of memory that is short or
-the right result, if the next call is not right or not compiled whole, or if 200 failures leave objects or memory behind.
+the right result, if the next call is not right or not compiled whole, or if 100 failures leave objects or memory behind.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from fusewright.operators import eager_dtypes
 
 LIBRARIES = {"native": _native.__file__, "torch": "/libc10.so"}
 """What the path of the library ends with."""
+
+
+FEWEST, MORE = 20, 100
+"""Failures before what the process holds is counted, and until it is counted again."""
 
 
 def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -112,10 +116,10 @@ def main(path: str, whose: str, calls: int, name: str) -> None:
     expected = step(function, x, w)
     events: list[Event] = []
     requests, failures, before = -1, 0, None
-    last = 50 + 200  # once each request has failed, what is kept for later calls is there: 200 further ones leave nothing
+    last = FEWEST + MORE  # once each request has failed, what is kept for later calls is there: further ones leave nothing
     while failures < last or requests < 0:
         number = failures if requests < 0 else failures % requests
-        if not calls or before is None or failures <= last - 199:
+        if not calls or before is None or failures <= last - MORE + 1:
             fusewright.reset()
             eager_dtypes._answer.cache_clear()  # what operators were asked, they are asked again
             compiled = fusewright.compile(function)
@@ -133,15 +137,15 @@ def main(path: str, whose: str, calls: int, name: str) -> None:
             if not requests:
                 break
         failures += 1
-        if before is None and 50 <= failures and 0 < requests <= failures:
-            before, last = held(), failures + 200
+        if before is None and FEWEST <= failures and 0 < requests <= failures:
+            before, last = held(), failures + MORE
     if before is None:  # calls that ask for no memory any more
         print(requests)
         return
     (objects, kilobytes), (objects_then, kilobytes_then) = held(), before
     left = objects - objects_then
-    told = f"left by 200 failures: {left.most_common(8)}, {kilobytes - kilobytes_then} KiB"
-    assert left.total() < 100 and kilobytes - kilobytes_then < 8 * 1024, told
+    told = f"left by {MORE} failures: {left.most_common(8)}, {kilobytes - kilobytes_then} KiB"
+    assert left.total() < MORE // 2 and kilobytes - kilobytes_then < 4 * 1024, told
     print(requests)
 
 
