@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -262,6 +263,30 @@ def test_windows_on_what_need_not_have_been_copied(layout: str, dynamic: bool) -
         expected, found = function(LAYOUTS[layout]()), fusewright.compile(function, dynamic=dynamic)(LAYOUTS[layout]())
         assert found.stride() == expected.stride()
         assert torch.equal(found, expected), number
+
+
+MADE: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda x: x, lambda x: x * 2, lambda x: x.clone(), lambda x: x[1:]]
+SHOWING: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda y: y, lambda y: y[1:], lambda y: y[..., 0], lambda y: y.t()[1:, ::2]]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("written", ["nothing", "the whole", "the part", "the window"])
+def test_a_window_sees_what_the_view_below_it_does_not_show(written: str, dynamic: bool) -> None:
+    """as_strided addresses memory: also the elements between those of a view, and the gaps of an input."""
+    for make, show, layout in itertools.product(MADE, SHOWING, ("gaps", "offset")):
+
+        def function(x: torch.Tensor, make: Any = make, show: Any = show) -> tuple[torch.Tensor, ...]:
+            whole = make(x)
+            part = show(whole)
+            window = part.as_strided((2, 2), (3, 1))
+            if written != "nothing":
+                {"the whole": whole, "the part": part, "the window": window}[written].mul_(3)
+            return window * 1, whole.as_strided((2, 3), (4, 1)) + 0, part + 0
+
+        eager, ours = LAYOUTS[layout](), LAYOUTS[layout]()
+        expected, found = function(eager), fusewright.compile(function, dynamic=dynamic)(ours)
+        memory = [torch.tensor(x.untyped_storage().tolist()) for x in (eager, ours)]
+        assert all(map(torch.equal, (*found, memory[1]), (*expected, memory[0]))), (make, show, layout)
 
 
 @pytest.mark.parametrize("dynamic", [False, None, True])
