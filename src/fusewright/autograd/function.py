@@ -238,8 +238,10 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
                 results = _apply(halves, routes, inputs)
         else:
             results = Call(halves, inputs).results[:outputs]
-        for position, output in updates:
-            inputs[position].copy_(results[output])
+        if updates:
+            with torch.enable_grad():  # autograd took note of them, wherever the call begins
+                for position, output in updates:
+                    inputs[position].copy_(results[output])
         return results if rebuild is None else rebuild(inputs, results)
 
     return _natively(halves, plan, run) or run
