@@ -160,6 +160,22 @@ def shown(function: Callable[[torch.Tensor], Any], x: torch.Tensor, mode: Any) -
     return [*found, x.requires_grad, x._version]
 
 
+DETACHED: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.detach_(), lambda x: torch.detach_(x) * 2, lambda x: x[1:].detach_(), lambda x: (x * 2).detach_(), lambda x: (x * 2)[1:].detach_(),
+    lambda x: x.detach().detach_(), lambda x: x[1:].detach().detach_() + 1,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_detach_in_place(mode: Any, backend: str) -> None:
+    """It changes the argument itself, and is an error of a view."""
+    for number, function in enumerate(DETACHED):
+        for name, make in BASES.items():
+            expected = shown(function, make(), mode)
+            assert shown(fusewright.compile(function, backend=backend), make(), mode) == expected, (number, name)
+
+
 READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "interpolate": lambda v: F.interpolate(v, scale_factor=2), "repeat": lambda v: v.repeat(1, 1, 2), "tile": lambda v: v.tile(2),
     "same interpolate": lambda v: F.interpolate(v, scale_factor=1), "cat": lambda v: torch.cat([v]), "flip": lambda v: v.flip(0),
