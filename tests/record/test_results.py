@@ -160,6 +160,33 @@ def shown(function: Callable[[torch.Tensor], Any], x: torch.Tensor, mode: Any) -
     return [*found, x.requires_grad, x._version]
 
 
+def told_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    view = x[1:].mul_(2)
+    x.requires_grad_()
+    return view, view * 3
+
+
+OLDER: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: x[1:].mul_(2), lambda x: (x.mul_(2)[1:], x + 1), lambda x: (x[1:], x.mul_(2))[0], lambda x: x.t()[:2].copy_(x[1:3] + 1),
+    lambda x: (x[:2], x[2:].mul_(2)), lambda x: x[1:], lambda x: x[1:].detach().mul_(2), lambda x: (x.mul_(2), x.t()), told_inside,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(OLDER)))
+def test_a_view_from_before_a_write_has_a_history_when_its_base_gets_one(number: int) -> None:
+    def history(function: Callable[[torch.Tensor], Any]) -> list[Any]:
+        x = torch.arange(4.0)
+        results = [t for t in pytree.tree_leaves(function(x)) if t is not x]
+        x.requires_grad_()
+        found = [(t.grad_fn is None, t.is_leaf, t.requires_grad) for t in results]
+        sum(t.sum() for t in (*results, x)).backward()
+        assert x.grad is not None
+        return [*found, x.grad.tolist()]
+
+    compiled = fusewright.compile(OLDER[number])
+    assert [history(compiled) for _ in range(2)] == [history(OLDER[number])] * 2
+
+
 DETACHED: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: x.detach_(), lambda x: torch.detach_(x) * 2, lambda x: x[1:].detach_(), lambda x: (x * 2).detach_(), lambda x: (x * 2)[1:].detach_(),
     lambda x: x.detach().detach_(), lambda x: x[1:].detach().detach_() + 1,
