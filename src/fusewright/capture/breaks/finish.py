@@ -507,9 +507,9 @@ def _gradient(value: Any) -> torch.Tensor | None:
 def _is_older(world: World, value: Any) -> bool:
     """Whether a view must say that its argument was written to since: if that is told to require a gradient, its views
     have a history from then on. The graph makes a view when it has written."""
-    plain = world.recorder.level == "aten" and world.initial.grad_enabled and not value.requires_grad
+    plain = world.recorder.level == "aten" and not value.requires_grad and not value.is_inference()
     differentiable = value.dtype.is_floating_point or value.dtype.is_complex
-    return plain and differentiable and not value.is_inference() and aliasing.is_older(value.node)
+    return plain and differentiable and aliasing.is_older(value.node)
 
 
 def _older(view: torch.Tensor) -> torch.Tensor:
