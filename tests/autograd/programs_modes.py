@@ -283,3 +283,19 @@ def recurrent_layers(compiled: Compiled) -> list[Any]:
     y = compiled(lambda a: second(first(a)[0])[0])(a)
     y.pow(2).sum().backward()
     return [y, a.grad, *(p.grad for module in (first, second) for p in module.parameters())]
+
+
+@program
+def written_behind_a_break_in_no_grad(compiled: Compiled) -> list[Any]:
+    """The call of the rest begins without gradients, and writes where there are some."""
+
+    def fn(a, b, other):
+        with torch.no_grad():
+            other.unsqueeze_(0)
+        a.mul_(b)
+        return b + 1
+
+    leaf = random(3)
+    a, b = leaf * 2, random(3) + 1
+    (compiled(fn)(a, b, random(3)).sum() + a.sum()).backward()
+    return [a.detach(), a.requires_grad, b.detach(), leaf.grad]

@@ -36,6 +36,7 @@ BREAKS: dict[str, set[str]] = {
     "anomaly": {"transform-active"},  # its traces name the operators of the forward
     "anomaly_nan": {"transform-active"},
     "inplace_leaf_error": {"operator-failed"},
+    "written_behind_a_break_in_no_grad": {"inplace-metadata"},
     "written_input_saved": {"training-eager"},
     "sparse_gradients_outlive_later_calls": {"unsupported-tensor"},
 }

@@ -166,3 +166,38 @@ def test_parts_of_an_argument_that_the_call_changes(program: Callable[..., Any],
         result.sum().backward()
         found.append((result, x.grad, b.grad if b.grad is not None else 0))
     torch.testing.assert_close(*found)
+
+
+def made_without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return x[1:]
+
+
+REFUSED: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda leaf: leaf, lambda leaf: leaf.view(3), lambda leaf: (leaf * 2).unbind()[0], lambda leaf: made_without_gradients(leaf * 2),
+    lambda leaf: leaf * 2, lambda leaf: (leaf * 2)[1:],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_a_write_behind_no_grad_is_refused_as_in_eager(number: int) -> None:
+    """What runs behind the break begins without gradients, and leaves the mode as the program does."""
+
+    def function(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            other.unsqueeze_(0)
+        return x.mul_(other[0, 0]) + 1
+
+    def run(called: Callable[..., torch.Tensor]) -> list[Any]:
+        leaf = torch.arange(3.0, requires_grad=True)
+        x, error = REFUSED[number](leaf), None
+        try:
+            called(x, torch.full((2,), 3.0)).sum().backward()
+        except RuntimeError as raised:
+            error = type(raised)
+        enabled = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        return [error, enabled, x.tolist(), None if leaf.grad is None else leaf.grad.tolist()]
+
+    compiled = fusewright.compile(function)
+    assert [run(compiled) for _ in range(2)] == [run(function)] * 2

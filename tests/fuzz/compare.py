@@ -3,8 +3,8 @@
 Takes the roots of two worlds (results, tensors that were made, global state); gives a `Difference`, or None. Always
 holds: everything that a program could tell is compared, down to who shares memory or identity with whom; a value may
 differ only as far as eager itself is from the same program in float64, times FACTOR, with one rounding of room, or,
-each element by itself, as eager does once the program's halves are changed by one rounding in one of several ways,
-times FACTOR (fused code rounds to halves at other places).
+each element by itself, as eager does once the program's halves, or what its operators round, are changed by one
+rounding in one of several ways, times FACTOR (fused code rounds at other places).
 """
 
 from __future__ import annotations
@@ -431,7 +431,7 @@ def difference(
     nudged: Callable[[], Sequence[list[Leaf]]] = lambda: (),
 ) -> Difference | None:
     """The first fact that differs. `precise`: gives the leaves of the program in float64, if it runs there; `nudged`:
-    of the program whose halves were changed by one rounding, in several ways, if it has any."""
+    of the program in which something was changed by one rounding, in several ways."""
     rounded: list[int] = []
     for place, (a, b) in enumerate(zip(ours, eager)):
         if a[2] != b[2] or a[1] != b[1] or a[0][1] != b[0][1]:  # what holds them was told before, and is equal

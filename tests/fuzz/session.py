@@ -33,14 +33,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 import fusewright
 from fusewright.base.events import STREAM, Captured, Event, FellBack, InternalError
 from fusewright.base.records import dataclass, field, replace
+from fusewright.operators.schema import facts
 from tests.fuzz import state
 from tests.fuzz.compare import Begun, Leaf, difference, flatten
-from tests.fuzz.deviations import DEVIATIONS, Deviation
+from tests.fuzz.deviations import DEVIATIONS, IN_BACKWARD, Deviation
 from tests.fuzz.python_classes import PRELUDE
 
 DTYPES = {
@@ -83,12 +85,13 @@ class Finding:
 @dataclass(slots=True)
 class World:
     """One copy of a program with all that it can reach. wide: floats are doubles; nudged: halves that are made differ by
-    one rounding, up and down by turns after so many; settings: of the compile, if any."""
+    one rounding, up and down by turns after so many; rounding: what operators round differs by one rounding more."""
 
     text: str
     wide: bool = False
     nudged: int = 0
     compiled: bool = False
+    rounding: Rounding | None = None
     names: dict[str, Any] = field(default_factory=dict)
     made: list[torch.Tensor] = field(default_factory=list)
     hidden: frozenset[str] = frozenset()
@@ -124,7 +127,7 @@ class World:
             "torch": torch,
             "F": torch.nn.functional,
             "fusewright": fusewright,
-            "made": self.make,
+            "made": self.make if self.rounding is None else _disable_current_modes()(self.make),
             "backward": backward,
             "begin": self.begin,
             **dtypes,
@@ -197,7 +200,7 @@ class World:
         _set_random_state(self.random)
         text = io.StringIO()
         try:
-            with contextlib.redirect_stdout(text), self.precision():
+            with contextlib.redirect_stdout(text), self.precision(), self.rounding or contextlib.nullcontext():
                 result = self.names[step]()
         except Exception as raised:
             error = raised if self.python else raised.with_traceback(None)
@@ -240,7 +243,11 @@ def backward(*results: Any) -> None:
             one = leaf * weights.to(leaf.dtype)
             total = total + (torch.view_as_real(one) if one.is_complex() else one).sum()
     if isinstance(total, torch.Tensor):
-        total.backward()
+        try:
+            total.backward()
+        except RuntimeError as error:
+            error.add_note(IN_BACKWARD)
+            raise
 
 
 def steps_of(world: World) -> list[str]:
@@ -310,13 +317,58 @@ def _first_difference(
 
 def _nudged(first: World, steps: list[str]) -> list[list[Leaf]]:
     """By turns, by pairs, and all one way."""
-    found = [_replay(first, steps, nudged=turn) for turn in (1, 2, 1 << 30)] if HALF.search(first.text) else []
+    found = [_replay(first, steps, rounding=Rounding(turn)) for turn in TURNS]
+    if HALF.search(first.text):
+        found += [_replay(first, steps, nudged=turn) for turn in TURNS]
     return [leaves for leaves in found if leaves is not None]
 
 
-def _replay(first: World, steps: list[str], wide: bool = False, nudged: int = 0) -> list[Leaf] | None:
+TURNS = (1, 2, 1 << 30)
+
+
+class Rounding(TorchDispatchMode):
+    """Eager operators whose results are rounded once more: each number that an operator has rounded moves by one
+    rounding, up or down by turns after so many, and from operator to operator. So results that cancel are judged by what
+    cancels. What is exact, a copy or a sum of small numbers, stays as it is."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__()
+        self.turn, self.count = turn, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        precise = self.precise(func, args, kwargs)
+        made = func(*args, **kwargs)
+        self.count += 1
+        for one, exact in zip(pytree.tree_leaves(made), precise):
+            if isinstance(one, torch.Tensor) and one.is_floating_point() and one.shape == exact.shape and one.numel():
+                up = (torch.arange(one.numel(), device="cpu").reshape(one.shape) // self.turn + self.count) % 2 == 0
+                by = torch.finfo(one.dtype).eps * torch.where(up, 1.0, -1.0).double()
+                off = (one.double() != exact.double()) & exact.isfinite()
+                one.copy_(torch.where(off, one.double() * (1 + by), one.double()))
+        return made
+
+    def precise(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
+        """The results in float64; none of views, of random numbers, and where the operator does not know that type."""
+        if torch.Tag.nondeterministic_seeded in func.tags or facts(func).is_view or facts(func).parts_of is not None:
+            return []
+
+        def widened(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return value.to(torch.float64) if value.is_floating_point() else value.clone()
+            return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+        try:
+            return pytree.tree_leaves(func(*pytree.tree_map(widened, args), **pytree.tree_map(widened, kwargs)))
+        except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):  # which the operator says itself
+            return []
+
+
+def _replay(
+    first: World, steps: list[str], wide: bool = False, nudged: int = 0, rounding: Rounding | None = None
+) -> list[Leaf] | None:
     try:
-        world = World(first.text, wide, nudged)
+        world = World(first.text, wide, nudged, rounding=rounding)
         for step in steps:
             world.run(step)
     except Exception:  # text that does not run in float64 has no reference

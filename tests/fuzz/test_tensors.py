@@ -51,3 +51,28 @@ def test_what_one_elements_rounding_allows_says_nothing_of_its_neighbours() -> N
     assert compare._as_near(torch.tensor([100.5, 1.002]), eager, nudged)
     assert not compare._as_near(torch.tensor([100.0, 1.5]), eager, nudged)
     assert not compare._as_near(torch.tensor([102.0, 1.0]), eager, nudged)
+
+
+CANCELS = """
+def program(x):
+    return (x.exp().log() * x.exp() - x * x.exp()).sum(), x * 2 + 0.25, x + 0.1
+
+def step0():
+    return program(made((33,), f32, 5))
+"""
+
+
+def test_results_that_cancel_are_judged_by_what_cancels() -> None:
+    world = session.World(CANCELS)
+    world.run("step0")
+    others = [{compare.path_of(leaf): leaf[3] for leaf in leaves} for leaves in session._nudged(world, ["step0"])]
+    sums, exact, rounded = (
+        lambda off, place=place: compare._as_near(  # type: ignore[misc]
+            world.seen["result"][place] + off, world.seen["result"][place], [one[f"result[{place}]"] for one in others]
+        )
+        for place in range(3)
+    )
+    assert sums(3e-4) and not sums(3e-2)
+    assert not exact(1e-6) and exact(0.0)
+    third = world.seen["result"][2]
+    assert rounded(third * 1e-7) and not rounded(third * 1e-5)

@@ -257,6 +257,11 @@ NEEDS_ELEMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "adaptive_avg_pool1d": lambda x: nn.functional.adaptive_avg_pool1d(x, 2),
     "index": lambda x: x[torch.zeros(2, dtype=torch.long)],
     "index_select": lambda x: x.index_select(1, torch.zeros(2, dtype=torch.long)),
+    "index_select beyond": lambda x: x.index_select(1, torch.tensor([0, 2])),
+    "index_select of rows beyond": lambda x: x.index_select(0, torch.tensor([3])).sum(0),
+    "embedding beyond": lambda x: nn.functional.embedding(torch.tensor([3]), x[:, 0]).sum(1),
+    "index beyond": lambda x: x[:, torch.tensor([2])],
+    "gather beyond": lambda x: x.gather(1, torch.full((x.shape[0], 1, x.shape[2]), 2)),
     "index_put": lambda x: x.clone().index_put((torch.zeros(2, dtype=torch.long),), torch.tensor(1.0)),
     "embedding": lambda x: nn.functional.embedding(torch.zeros(x.shape[1], dtype=torch.long), x.flatten(1)),
 }

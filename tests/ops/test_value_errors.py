@@ -102,3 +102,43 @@ def test_tensors_that_are_made_sparse_or_quantised(gradients: bool, backend: str
             assert type(ours) is type(eager)
             torch.testing.assert_close(ours, eager) if isinstance(eager, torch.Tensor) else None
             assert isinstance(eager, torch.Tensor) or ours == eager
+
+
+WRITES = """
+t.abs_() t.neg_() t.zero_() t.sigmoid_() t.round_() t.tril_() t.nan_to_num_() t.logical_not_() t.t_() t.add_(2) t.div_(o) t.fill_(2)
+t.fill_(o[0,0]) t.clamp_(2) t.copy_(o) t.copy_(o[0]) t.addcmul_(o,o) t.lerp_(o,.5) t.addmm_(o[:,:2],o[:2]) t.index_add_(0,i,o[:1]) t.index_copy_(0,i,o[:1])
+t.index_fill_(0,i,2.0) t.scatter_(0,i[None],2.0) t.scatter_add_(0,i[None],o) t.masked_fill_(o>0,2.0) t.index_put_((i,),o[0,0]) t.__setitem__(0,3.0)
+t.__setitem__(o>0,3.0) t.cumsum_(0) t.fill_diagonal_(3.0) t.masked_scatter_(o>0,o) t.put_(i,o[0,:1]) t[None].baddbmm_(o[None,:,:2],o[None,:2]) t.addr_(o[:,0],o[0])
+t.uniform_(1,1) t.bernoulli_(1.0) t.renorm_(2,0,1.0) t[0].fill_(3) t[:,0].addmv_(o[:,:2],o[0,:2]) F.elu_(t) F.threshold_(t,0.1,2.0) F.relu(t,inplace=True)
+torch.add(o,1,out=t) torch.clamp(o,0,out=t) torch.mm(o[:,:2],o[:2],out=t) torch.cat([o],out=t) torch.stack([o[0]]*3,out=t) torch.sum(o.expand(2,3,4),0,out=t)
+torch.index_select(o,0,i[:1].expand(3),out=t) torch.gather(o,0,i.expand(3,1),out=t[:,:1]) torch.cumsum(o,0,out=t) torch.where(o>0,o,o,out=t) torch.eye(3,4,out=t)
+torch.softmax(o,0,out=t) torch.tril(o,out=t) torch.arange(4.0,out=t[0]) torch._foreach_add_([t],1.0) torch._foreach_zero_([t]) torch._foreach_copy_([t],[o])
+""".split()  # fmt: skip
+TARGETS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "expanded": lambda x: x[:1].expand(3, 4), "overlapping": lambda x: x.as_strided((3, 4), (1, 1)), "plain": lambda x: x.view(3, 4),
+    "expanded result": lambda x: (x * 2)[:1].expand(3, 4), "part": lambda x: x[:, 1:].as_strided((3, 4), (4, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", TARGETS)
+def test_writes_to_elements_that_share_memory(name: str, inside: bool) -> None:
+    """Most operators refuse that, some write all the same."""
+    for write in WRITES:
+        act = eval(f"lambda t, o, i: {write}", {"F": F, "torch": torch})  # text of this file
+
+        def function(t: torch.Tensor, act: Callable[..., object] = act) -> object:
+            target = TARGETS[name](t) if inside else t
+            act(target, torch.arange(12.0).view(3, 4), torch.tensor([1]))
+            return target + 0
+
+        found = []
+        for run in (function, fusewright.compile(function)):
+            whole = torch.arange(16.0)[:12].view(3, 4)
+            try:
+                found.append((run(whole if inside else TARGETS[name](whole)), whole))
+            except (RuntimeError, IndexError) as error:
+                found.append((type(error), whole))
+        (eager, _), (ours, _) = found
+        assert (ours is eager) if isinstance(eager, type) else torch.allclose(ours, eager, equal_nan=True), write
+        assert torch.allclose(found[0][1], found[1][1], equal_nan=True), write

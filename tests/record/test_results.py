@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -159,6 +160,57 @@ def shown(function: Callable[[torch.Tensor], Any], x: torch.Tensor, mode: Any) -
     return [*found, x.requires_grad, x._version]
 
 
+def told_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    view = x[1:].mul_(2)
+    x.requires_grad_()
+    return view, view * 3
+
+
+OLDER: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: x[1:].mul_(2), lambda x: (x.mul_(2)[1:], x + 1), lambda x: (x[1:], x.mul_(2))[0], lambda x: x.t()[:2].copy_(x[1:3] + 1),
+    lambda x: (x[:2], x[2:].mul_(2)), lambda x: x[1:], lambda x: x[1:].detach().mul_(2), lambda x: (x.mul_(2), x.t()), told_inside,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("number", range(len(OLDER)))
+def test_a_view_from_before_a_write_has_a_history_when_its_base_gets_one(number: int, mode: Any) -> None:
+    """One that was made without gradients raises instead."""
+
+    def history(function: Callable[[torch.Tensor], Any]) -> list[Any]:
+        x = torch.arange(4.0)
+        with mode():
+            results = [t for t in pytree.tree_leaves(function(x)) if t is not x]
+        x.requires_grad_()
+        try:
+            found = [(t.grad_fn is None, t.is_leaf, t.requires_grad) for t in results]
+        except RuntimeError as error:
+            return [str(error)]
+        results = [t for t in results if not t.is_inference()]
+        sum(t.sum() for t in (*results, x)).backward()
+        assert x.grad is not None
+        return [*found, x.grad.tolist()]
+
+    compiled = fusewright.compile(OLDER[number])
+    assert [history(compiled) for _ in range(2)] == [history(OLDER[number])] * 2
+
+
+DETACHED: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.detach_(), lambda x: torch.detach_(x) * 2, lambda x: x[1:].detach_(), lambda x: (x * 2).detach_(), lambda x: (x * 2)[1:].detach_(),
+    lambda x: x.detach().detach_(), lambda x: x[1:].detach().detach_() + 1,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_detach_in_place(mode: Any, backend: str) -> None:
+    """It changes the argument itself, and is an error of a view."""
+    for number, function in enumerate(DETACHED):
+        for name, make in BASES.items():
+            expected = shown(function, make(), mode)
+            assert shown(fusewright.compile(function, backend=backend), make(), mode) == expected, (number, name)
+
+
 READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "interpolate": lambda v: F.interpolate(v, scale_factor=2), "repeat": lambda v: v.repeat(1, 1, 2), "tile": lambda v: v.tile(2),
     "same interpolate": lambda v: F.interpolate(v, scale_factor=1), "cat": lambda v: torch.cat([v]), "flip": lambda v: v.flip(0),
@@ -262,6 +314,30 @@ def test_windows_on_what_need_not_have_been_copied(layout: str, dynamic: bool) -
         expected, found = function(LAYOUTS[layout]()), fusewright.compile(function, dynamic=dynamic)(LAYOUTS[layout]())
         assert found.stride() == expected.stride()
         assert torch.equal(found, expected), number
+
+
+MADE: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda x: x, lambda x: x * 2, lambda x: x.clone(), lambda x: x[1:]]
+SHOWING: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda y: y, lambda y: y[1:], lambda y: y[..., 0], lambda y: y.t()[1:, ::2]]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("written", ["nothing", "the whole", "the part", "the window"])
+def test_a_window_sees_what_the_view_below_it_does_not_show(written: str, dynamic: bool) -> None:
+    """as_strided addresses memory: also the elements between those of a view, and the gaps of an input."""
+    for make, show, layout in itertools.product(MADE, SHOWING, ("gaps", "offset")):
+
+        def function(x: torch.Tensor, make: Any = make, show: Any = show) -> tuple[torch.Tensor, ...]:
+            whole = make(x)
+            part = show(whole)
+            window = part.as_strided((2, 2), (3, 1))
+            if written != "nothing":
+                {"the whole": whole, "the part": part, "the window": window}[written].mul_(3)
+            return window * 1, whole.as_strided((2, 3), (4, 1)) + 0, part + 0
+
+        eager, ours = LAYOUTS[layout](), LAYOUTS[layout]()
+        expected, found = function(eager), fusewright.compile(function, dynamic=dynamic)(ours)
+        memory = [torch.tensor(x.untyped_storage().tolist()) for x in (eager, ours)]
+        assert all(map(torch.equal, (*found, memory[1]), (*expected, memory[0]))), (make, show, layout)
 
 
 @pytest.mark.parametrize("dynamic", [False, None, True])

@@ -33,6 +33,7 @@ from fusewright.autograd.halves import (
     values_for,
 )
 from fusewright.autograd.rebuild import rebuilder
+from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass
 from fusewright.capture.frame import Backward
 from fusewright.graph.generators import states_of
@@ -224,6 +225,9 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         results: Any
+        if updates and not torch.is_grad_enabled():  # which the program leaves before it writes
+            if any(_refuses_writes(inputs[position]) for position, _ in updates):
+                raise RuntimeFallback("autograd refuses a write to an argument")
         if plan.freed:
             results = Call(halves, inputs).results[:outputs]
             anchor = torch.empty(0, requires_grad=True)
@@ -238,11 +242,21 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
                 results = _apply(halves, routes, inputs)
         else:
             results = Call(halves, inputs).results[:outputs]
-        for position, output in updates:
-            inputs[position].copy_(results[output])
+        if updates:
+            with torch.enable_grad():  # autograd took note of them, wherever the call begins
+                for position, output in updates:
+                    inputs[position].copy_(results[output])
         return results if rebuild is None else rebuild(inputs, results)
 
     return _natively(halves, plan, run) or run
+
+
+def _refuses_writes(tensor: torch.Tensor) -> bool:
+    """Whether a write to a tensor that requires a gradient is an error while gradients are recorded."""
+    if not tensor._is_view():
+        return tensor.is_leaf
+    base, made = tensor._base, torch._C._autograd._get_creation_meta(tensor)  # type: ignore[attr-defined]
+    return (base is not None and base.is_leaf) or made != torch._C._autograd.CreationMeta.DEFAULT  # type: ignore
 
 
 def _natively(halves: Halves, plan: Backward, run: Callable[..., Any]) -> Callable[..., Any] | None:

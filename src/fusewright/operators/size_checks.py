@@ -169,7 +169,14 @@ def _index(
 def _index_select(
     env: ShapeEnv, self: TensorType, dim: int, index: TensorType, *rest: Any, **named: Any
 ) -> Pairs | None:
-    return _index(env, self, [None] * (dim % self.ndim) + [index]) if self.ndim else ()
+    """A CPU's kernel looks at each index, also where it takes nothing: whether it does is settled, since a loop over
+    nothing checks nothing."""
+    if not self.ndim:
+        return ()
+    for axis, size in enumerate(self.shape):
+        if axis != dim % self.ndim and self.device.type == "cpu" and not env.is_unbacked(size):
+            env.settle(Relation("==", size, 0))
+    return _index(env, self, [None] * (dim % self.ndim) + [index])
 
 
 def _isin(env: ShapeEnv, elements: TensorType, test_elements: TensorType, **named: Any) -> Pairs | None:
@@ -210,7 +217,7 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.index_put_.default: _index,
     aten._unsafe_index.Tensor: _index,
     aten.index_select.default: _index_select,
-    aten.embedding.default: lambda env, weight, indices, *rest: _index(env, weight, [indices]),
+    aten.embedding.default: lambda env, weight, indices, *rest: _index_select(env, weight, 0, indices),
     aten.slice_scatter.default: _fits_view(aten.slice.Tensor),
     aten.select_scatter.default: _fits_view(aten.select.int),
     aten.diagonal_scatter.default: _fits_view(aten.diagonal.default),

@@ -9,6 +9,7 @@ calls in order: overlap does not matter.
 
 from __future__ import annotations
 
+import itertools
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.check import storages_are_apart
 from fusewright.capture.guards.sources import Constant, InstanceDict, Item, Local, Source
+from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import facts, list_of_views
 
 if TYPE_CHECKING:
@@ -141,6 +143,16 @@ def written_placeholders(graph: torch.fx.Graph) -> list[int]:
             for argument in written_arguments(node):
                 written.update((id(base), None) for one in _nodes(argument) for base in origin.get(one, ()))
     return list(written)
+
+
+def is_older(view: torch.fx.Node) -> bool:
+    """Whether an input has been written to since this view of it was made."""
+    root = view_chain(view)[0]
+    if root is view or root.op != "placeholder":
+        return False
+    later = itertools.takewhile(lambda node: node is not view, reversed(view.graph.nodes))
+    written = (one for node in later for argument in written_arguments(node) for one in _nodes(argument))
+    return any(view_chain(one)[0] is root for one in written)
 
 
 def _memory_of(node: torch.fx.Node, origin: dict[torch.fx.Node, list[torch.fx.Node]]) -> list[torch.fx.Node]:

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border import aliasing
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import context
@@ -81,6 +82,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
             and not _cut(world, value, made_here=False)
+            and not _is_older(world, value)
         ):
             return Finish(None, "", (value,))
     if tracer.recorder.level == "torch":  # the graph leaves the settings as it found them
@@ -430,6 +432,8 @@ class Code:
         cut = _cut(self.world, value, made_here=True)
         if cut:
             text = self.start(value, f"{text}{cut}")
+        elif _is_older(self.world, value):
+            text = self.start(value, f"{self.bind('older', _older)}({text})")
         attributes = self.world.tensor_attributes.get(id(value))
         kind: type = value.python_class  # type: ignore[attr-defined]
         if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):  # type: ignore[attr-defined]
@@ -498,6 +502,19 @@ def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.
 def _gradient(value: Any) -> torch.Tensor | None:
     """What a backward inside has accumulated in a leaf that was made inside."""
     return value.grad if value.made_leaf else None
+
+
+def _is_older(world: World, value: Any) -> bool:
+    """Whether a view must say that its argument was written to since: if that is told to require a gradient, its views
+    have a history from then on. The graph makes a view when it has written."""
+    plain = world.recorder.level == "aten" and not value.requires_grad and not value.is_inference()
+    differentiable = value.dtype.is_floating_point or value.dtype.is_complex
+    return plain and differentiable and aliasing.is_older(value.node)
+
+
+def _older(view: torch.Tensor) -> torch.Tensor:
+    torch.autograd.graph.increment_version(view)
+    return view
 
 
 def _cut(world: World, value: Any, made_here: bool) -> str:

@@ -344,7 +344,27 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
 
 
+_A_VIEW, _IS_VIEW = torch.empty(1)[:], torch.Tensor._is_view
+
+
+def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    """Tensor.detach_: of an input with a gradient it changes the program's tensor; of a view it is an error."""
+    world, detach = tracer.world, torch.Tensor.detach_
+    outside = world.outside(tensor) is not None
+    if torch.is_inference_mode_enabled():
+        return tensor if outside else world.torch_call(detach, (tensor,), {})
+    if tensors.guarded_fact(world, tensor, "_is_view()", _IS_VIEW):
+        return native(detach, _A_VIEW)  # which raises
+    if not outside:
+        return world.torch_call(detach, (tensor,), {})
+    world.requires_grad_matters = True
+    if tensors.requires_grad(world, tensor):
+        raise GraphBreak("tensor-attribute", "Tensor.detach_() changes an input")
+    return tensor
+
+
 METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    "detach_": _detach,
     "requires_grad_": _requires_grad,
     "retain_grad": _retain_grad,
 }
@@ -479,6 +499,7 @@ def _set_anomaly(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
 
 ROWS: list[tuple[Any, Row]] = [
     (torch._C.set_anomaly_enabled, _set_anomaly),
+    (torch.detach_, lambda tracer, args, kwargs: _detach(tracer, *args, **kwargs)),
     (torch._C._autograd._push_saved_tensors_default_hooks, _see_saved),
     (torch._C._autograd._pop_saved_tensors_default_hooks, lambda tracer, args, kwargs: _close(tracer, _SeesSaved)),
     (torch._C._autograd._saved_tensors_hooks_disable, _forbid_saved),

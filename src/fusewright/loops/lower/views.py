@@ -12,25 +12,32 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.fx
 
 from fusewright.base.errors import CannotFunctionalise
+from fusewright.graph.builder import is_dense
 from fusewright.loops import ir
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
+from fusewright.loops.lower.questions import memory_of
 from fusewright.loops.lower.registry import Fallback, find, lowers, operator
 from fusewright.loops.lower.values import (
     Shape,
     Value,
+    axes_of,
     axis_symbols,
     flat_index,
     is_empty,
+    is_non_overlapping,
     is_one,
     normalize_dim,
+    numel,
     same_shape,
     same_size,
     strided_load,
     window,
 )
+from fusewright.operators.schema import argument
 from fusewright.sizes.expressions import Dim, bounds, known_eq, known_le, maximum, minimum
 from fusewright.sizes.tensor_type import TensorType
 
@@ -305,7 +312,7 @@ def as_strided(
         low.realize(self)
         ref = window(self)
     if ref is None or not laid_out_as_typed(self, ref):
-        raise Fallback("as_strided of a value whose storage is laid out otherwise")
+        raise CannotFunctionalise("as_strided of a value whose storage is laid out otherwise")
     buffer = low.program.buffers[ref.buffer]
     if buffer.dtype is not self.dtype:
         raise Fallback("as_strided of the parts of complex numbers")
@@ -319,6 +326,38 @@ def as_strided(
                 raise CannotFunctionalise("as_strided of sizes that are not known, from the start of a tensor")
             raise Fallback("as_strided beyond the buffer")
     return call.result(ir.load(ref.buffer, flat_index(call.axes, stride, base), self.dtype))
+
+
+def _from_known_start(node: torch.fx.Node) -> bool:
+    """Where the memory of an input begins, only the call knows."""
+    place = argument(node.target, node.args, dict(node.kwargs), 4)  # type: ignore[arg-type]
+    return place is None or memory_of(node.args[0]).op == "call_function"  # type: ignore[arg-type]
+
+
+@lowers("as_strided_scatter", accepts=_from_known_start)
+def as_strided_scatter(
+    call: Call,
+    self: Value,
+    src: Value,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
+) -> Value:
+    low = call.lowering
+    first = 0 if storage_offset is None else storage_offset - self.type.offset
+    last = first + sum((n - 1) * s for n, s in zip(size, stride))
+    copy = Value(call.type, self.expression, low.locations)
+    fits = known_le(0, first) is True and known_le(last + 1, numel(self.shape)) is True
+    if not (fits and is_dense(self.type) and is_non_overlapping(size, stride) and same_shape(src.shape, size)):
+        if storage_offset is None:
+            raise Fallback("as_strided_scatter beyond the elements of the tensor, or into elements that share memory")
+        raise CannotFunctionalise("as_strided_scatter from the start of memory that begins elsewhere")
+    symbols = axis_symbols(size)
+
+    def store(buffer: ir.Buffer) -> ir.Store:
+        return ir.Store(buffer.name, flat_index(symbols, stride, first), low.read(src, symbols, call.type.dtype))
+
+    return low.scatter(copy, axes_of(symbols, size), store)
 
 
 def laid_out_as_typed(self: Value, ref: ir.BufferRef) -> bool:

@@ -39,6 +39,7 @@ from fusewright.operators.schema import HIDDEN_WRITES, facts, functional_form, w
 from fusewright.sizes.tensor_type import TensorType, same_strides, symbols_in, with_sizes
 
 aten = torch.ops.aten
+_STRIDED = aten.as_strided.default  # what it sees is not what its operand shows, but the memory below that
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ def _is_functional(graph: torch.fx.Graph) -> bool:
 
 @cache
 def _is_plain(op: OpOverload) -> bool:
-    return not (facts(op).written or op in HIDDEN_WRITES or op in PARTS or facts(op).recasts)
+    return not (facts(op).written or op in HIDDEN_WRITES or op in PARTS or facts(op).recasts or op is _STRIDED)
 
 
 _KEPT = ("type", GIVES, "private", "writes_private")
@@ -373,9 +374,11 @@ class _Functionaliser:
             scatter = SCATTERS.get(ref.step.op)
             if scatter is None:
                 raise CannotFunctionalise(f"a write through {ref.step.op}")
-            base = scatter(self.build, ref.step, self._read(ref.parent), value)
-            parent = ref.parent.type
-            self._write(ref.parent, self._laid_out(base, parent))
+            parent, step = self._taken(ref, ref.storage.current)
+            if step.op is _STRIDED and not (parent.parent is None and is_dense(self._known(parent.type))):
+                raise CannotFunctionalise("a write through an as_strided view of a part of an input, or to its gaps")
+            base = scatter(self.build, step, self._read(parent), value)
+            self._write(parent, self._laid_out(base, parent.type))
         # Else a later read takes the view, whose strides are the recorded ones.
         if same_strides(self._known(value.meta["type"]), self._known(ref.type)):
             ref.value, ref.version = value, storage.version
@@ -397,22 +400,40 @@ class _Functionaliser:
             if ref.parent is None:
                 ref.value = storage.current
             else:
-                ref.value = self._apply(ref, self._read(ref.parent))
+                parent, step = self._taken(ref, storage.current)
+                ref.value = self._apply(ref, step, parent, self._read(parent))
             ref.version = storage.version
         return ref.value
 
-    def _apply(self, ref: _Ref, base: torch.fx.Node) -> torch.fx.Node:
+    def _taken(self, ref: _Ref, root: torch.fx.Node) -> tuple[_Ref, ViewStep]:
+        """What the view is taken of, and how. An as_strided view of a view is one of what has the memory: that has
+        elements which the view between does not show. Of an input the chain stays: only the call knows where its memory
+        begins."""
         assert ref.parent is not None and ref.step is not None
+        if ref.step.op is not _STRIDED or root.op in ("placeholder", "get_attr"):
+            return ref.parent, ref.step
+        parent = ref.parent
+        while parent.parent is not None:
+            if parent.step is not None and (_is_lazy(parent.step.op) or facts(parent.step.op).recasts):
+                raise CannotFunctionalise(f"an as_strided view of what {parent.step.op} gives")
+            parent = parent.parent
+        if not is_dense(self._known(parent.type)):
+            raise CannotFunctionalise("an as_strided view of a new value whose gaps are not those of the tensor")
+        size, stride = ref.step.argument(1, "size"), ref.step.argument(2, "stride")
+        step = ref.step if parent is ref.parent else ViewStep(_STRIDED, (size, stride, ref.type.offset))
+        return parent, step
+
+    def _apply(self, ref: _Ref, step: ViewStep, parent: _Ref, base: torch.fx.Node) -> torch.fx.Node:
         here, self.build.location = self.build.location, ref.location
         try:
-            if _alike(self._known(base.meta["type"]), self._known(ref.parent.type)):
-                return ref.step.apply(self.build, base, ref.type)
-            if ref.step.op is aten.as_strided.default:
+            if _alike(self._known(base.meta["type"]), self._known(parent.type)):
+                return step.apply(self.build, base, ref.type)
+            if step.op is _STRIDED:
                 raise CannotFunctionalise("an as_strided view of a tensor whose new value is laid out differently")
-            if ref.step.op in (aten.view.default, aten._reshape_alias.default):
+            if step.op in (aten.view.default, aten._reshape_alias.default):
                 dense = self.build.call(aten.clone.default, base, memory_format=torch.contiguous_format)
-                return self.build.call(aten.view.default, dense, ref.step.args[0])
-            return ref.step.apply(self.build, base)
+                return self.build.call(aten.view.default, dense, step.args[0])
+            return step.apply(self.build, base)
         finally:
             self.build.location = here
 
@@ -424,7 +445,8 @@ class _Functionaliser:
             return root
         found = ref.aliases.get(root)
         if found is None:
-            found = ref.aliases[root] = self._apply(ref, self._alias(ref.parent, root))
+            parent, step = self._taken(ref, root)
+            found = ref.aliases[root] = self._apply(ref, step, parent, self._alias(parent, root))
         return found
 
     def _finish(self, node: torch.fx.Node) -> None:
