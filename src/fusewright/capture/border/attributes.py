@@ -82,9 +82,9 @@ def _getattr_value(world: Border, obj: Any, name: str) -> Any:
 
 
 def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
-    if name == "__self__" or (name == "__func__" and type(method.__self__) is not OutsideDict):
-        return getattr(method, name)
     shown = dicts.shown_method(method)
+    if name == "__self__" or (name == "__func__" and shown is None):
+        return getattr(method, name)
     return world.getattr(method.__func__, name) if shown is None else native(getattr, shown, name)
 
 

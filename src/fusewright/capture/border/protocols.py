@@ -19,7 +19,7 @@ import torch
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native import give_back, native, unwatched
 from fusewright.capture.border.native_ready import (
     CONTAINERS,
     CONTENTS,
@@ -153,7 +153,8 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     if type(left) in PLAIN and type(right) in PLAIN:
         if (type(left) in SYMBOLIC or type(right) in SYMBOLIC) and not stays_symbolic(op, left, right):
             left, right = concrete(left), concrete(right)
-        return native(runtime_float.power if op == "**" else function, left, right)
+        power = op == "**" and type(left) in NUMBERS and type(right) in NUMBERS
+        return native(runtime_float.power if power else function, left, right)
     if isinstance(left, torch.Tensor) and (isinstance(right, torch.Tensor) or type(right) in PLAIN):
         return world.torch_call(function, (left, right), {})
     if inplace and op != "@" and isinstance(left, torch.Tensor) and isinstance(right, (int, float, complex)):
@@ -559,11 +560,12 @@ class SequenceIterator:
         try:
             value = getitem(self.world, self.sequence, self.index)
         except UserException as signal:
-            if not isinstance(signal.exception, (IndexError, StopIteration)):
-                raise signal.exception from None
+            held = [signal.exception]
         else:
             self.index += self.step
             return value
+        if not isinstance(held[0], (IndexError, StopIteration)):
+            give_back(held)
         self.index = -1  # it has ended for good
         raise StopIteration
 

@@ -33,7 +33,7 @@ from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
-from fusewright.capture.border.values.dict import VIEWS, OutsideDict
+from fusewright.capture.border.values.dict import VIEWS, shown_method
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.iterator import own_maker
@@ -328,7 +328,7 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
-    if type(value.__self__) is OutsideDict:  # a method of the stand-in's is one of the dict
+    if shown_method(value) is not None:  # a method of the stand-in's is one of the dict
         return f"{code.expression(value.__self__)}.{value.__func__.__name__}"
     maker = code.bind("MethodType", types.MethodType)
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"

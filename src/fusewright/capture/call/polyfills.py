@@ -116,6 +116,8 @@ def copy_shallow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def copy_deep(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """`copy.deepcopy(value, memo)`."""
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    if memo is not None and not isinstance(memo, dict):
+        raise GraphBreak("untraceable-call", "copy.deepcopy with a memo that is no dict")
     return _deep(tracer, args[0], {} if memo is None else memo)
 
 
@@ -234,7 +236,8 @@ def named_tuple(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def cached(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """What `functools.lru_cache` makes of a function: its cache lives as long as this capture, and calls back."""
-    return native(functools._lru_cache_wrapper, native_callback(tracer, args[0]), *args[1:], **kwargs)
+    function = native_callback(tracer, args[0]) if callable(args[0]) else args[0]
+    return native(functools._lru_cache_wrapper, function, *args[1:], **kwargs)
 
 
 ROWS = [

@@ -56,10 +56,10 @@ def native_new(cls: type) -> Any:
     base: Any = cls
     while not isinstance(base.__new__, types.BuiltinFunctionType):
         base = base.__base__
-    return None if base.__flags__ & _DISALLOW_INSTANTIATION else base.__new__
+    return None if base.__flags__ & DISALLOW_INSTANTIATION else base.__new__
 
 
-_DISALLOW_INSTANTIATION = 1 << 7
+DISALLOW_INSTANTIATION = 1 << 7
 
 
 def said_name(cls: type) -> str:
