@@ -33,6 +33,7 @@ from fusewright.capture.border.values import (
 )
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.border.values.text import Carried
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import InstanceDict
 
@@ -150,9 +151,14 @@ def _getattr_handle(world: Border, obj: RemovableHandle, name: str) -> Any:
     return objects.getattr_object(world, obj, name)
 
 
+def _refuse_carried(world: Border, obj: Carried, *args: object) -> Any:
+    return world.type_of(obj) if args[0] == "__class__" else obj.refuse()
+
+
 GETATTRS: dict[type, Getter] = {
     **dict.fromkeys(NATIVE_TYPES, _getattr_value),
     RemovableHandle: _getattr_handle,
+    Carried: _refuse_carried,
     OutsideDict: _getattr_dict,
     types.FunctionType: function.getattr_function,
     types.MethodType: _getattr_method,
@@ -176,6 +182,7 @@ BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
 
 
 BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ...] = (
+    (Carried, _refuse_carried),
     (torch.Tensor, tensor.setattr_tensor),
     (torch.nn.Module, module.setattr_module),
     (type, classes.setattr_class),
@@ -188,6 +195,7 @@ BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ..
 
 
 BASE_DELATTRS: tuple[tuple[type, Callable[[Border, Any, str], None]], ...] = (
+    (Carried, _refuse_carried),
     (torch.Tensor, tensor.delattr_tensor),
     (type, classes.delattr_class),
     (object, objects.delattr_object),

@@ -133,6 +133,8 @@ def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any
         return fn(*args, **kwargs)
     except Exception as exception:
         _refuse_what_passes(exception)
+        if isinstance(exception, TypeError):
+            refuse_if_shown((*args, *kwargs.values()), str(exception))
         raise UserException(exception) from None
 
 

@@ -44,6 +44,7 @@ from fusewright.capture.border.values.symbolic import (
     is_open,
     stays_symbolic,
 )
+from fusewright.capture.border.values.text import Carried
 from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Local
@@ -295,6 +296,8 @@ def _same_object(world: World, left: Any, right: Any) -> bool:
     for value in (left, right):
         if type(value) is types.FunctionType:
             world.guard_identity(value)  # one that is made afresh may be another one next time
+        if type(value) is Carried and not identical(left, right) and world.type_of(left) is world.type_of(right):
+            value.refuse()
     return identical(left, right)
 
 

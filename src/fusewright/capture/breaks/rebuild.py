@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import gc
 import inspect
 import sys
 import types
@@ -39,7 +40,7 @@ from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.iterator import own_maker
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
-from fusewright.capture.border.values.text import TensorText
+from fusewright.capture.border.values.text import Carried, TensorText, refuse_if_shown
 from fusewright.capture.breaks.contents import (
     ENDED_ITERATORS,
     FUNCTION,
@@ -421,6 +422,8 @@ def _build_class(code: Code, value: type) -> str:
 
 
 def _build_bound(code: Code, value: Any) -> str:
+    parts = gc.get_referents(value) if type(value) in FROZEN_TYPES else ()
+    refuse_if_shown(list(parts))  # of a property, say
     return code.bind(getattr(value, "__name__", type(value).__name__), value)
 
 
@@ -528,6 +531,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     staticmethod: _build_wrapped,
     classmethod: _build_wrapped,
     TensorText: _build_text,
+    Carried: lambda code, value: value.refuse(),
     torch.SymInt: lambda code, value: code.output(value),
     torch.SymFloat: _build_float,
     torch.SymBool: _build_comparison,

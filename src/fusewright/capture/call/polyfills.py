@@ -20,6 +20,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.text import Carried
 from fusewright.capture.border.values.tuple import tuple_like
 from fusewright.capture.call.builtins import plain_data
 from fusewright.capture.call.support import native_callback
@@ -39,6 +40,7 @@ _ATOMIC = (
     torch.SymInt,
     torch.SymFloat,
     torch.SymBool,
+    Carried,
 )
 _REFLECTIVE = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
