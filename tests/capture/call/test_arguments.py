@@ -1,5 +1,6 @@
 """Builtin functions and methods that capture models, called with any number of arguments of any type: they give what
-they give in plain Python, or complain as they do there, and nothing is an internal error.
+they give in plain Python, or complain as they do there, and nothing is an internal error. Among the arguments are texts that show a
+tensor, which nobody may look at while the graph is recorded.
 
 A sample of the calls runs always, all of them are a sweep.
 """
@@ -34,10 +35,12 @@ class Index:
         return 1
 
 
+TEXT, LISTED = Odd(), Odd()  # what stands for a tensor's text, and a list of it, which the program makes
 ARGUMENTS: tuple[Callable[[], Any], ...] = (
     lambda: None, lambda: 1, lambda: -1, lambda: 2.5, lambda: True, lambda: 1j, lambda: "a", lambda: b"b",
     lambda: [1, 2], lambda: {"a": 1}, lambda: (1,), lambda: {1}, lambda: slice(1), lambda: range(3),
     lambda: len, lambda: int, lambda: Odd, Index, lambda: lambda *given: 1,
+    lambda: TEXT, lambda: LISTED,
 )  # fmt: skip
 NAMES = ("key", "start", "default", "value", "x", "iterable", "object", "name", "reverse", "memo", "func", "maxlen")
 RECEIVERS: tuple[Callable[[], Any], ...] = (
@@ -76,11 +79,18 @@ def methods() -> Iterator[Call]:
             fn = next((base.__dict__[name] for base in kind.__mro__ if name in base.__dict__), None)
             if isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType):
                 yield f"{kind.__name__}.{name}", fn, lambda make=make: (make(),)
+                if kind is str:
+                    yield f"text.{name}", fn, lambda: (TEXT,)
+
+
+def made(value: Any, text: str) -> Any:
+    return text if value is TEXT else [text] if value is LISTED else value
 
 
 def program(x: torch.Tensor, fn: Any, receive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     y = x + 1
-    receiver = receive()
+    text = f"sum {y.sum()}"
+    receiver, args = ([made(one, text) for one in given] for given in (receive(), args))
     try:
         given = fn(*receiver, *args, **kwargs)
     except Exception as error:

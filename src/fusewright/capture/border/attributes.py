@@ -32,8 +32,9 @@ from fusewright.capture.border.values import (
     tensor,
 )
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import concrete
-from fusewright.capture.border.values.text import Carried
+from fusewright.capture.border.values.text import Carried, TensorText
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import InstanceDict
 
@@ -155,10 +156,27 @@ def _refuse_carried(world: Border, obj: Carried, *args: object) -> Any:
     return world.type_of(obj) if args[0] == "__class__" else obj.refuse()
 
 
+def _getattr_stand_in(world: Border, obj: TensorText | Address, name: str) -> Any:
+    """Of what stands for a text or a number: what such a value has is refused, CPython complains of anything else."""
+    kind = world.type_of(obj)
+    if name == "__class__":
+        return kind
+    return obj.refuse() if hasattr(kind, name) else native(getattr, kind(), name)
+
+
+def _getattr_storage(world: Border, obj: Storage, name: str) -> Any:
+    if name != "__class__" and not (name in vars(Storage) and hasattr(torch.UntypedStorage, name)):
+        raise GraphBreak("tensor-address", f"{name} of a storage")
+    return objects.getattr_object(world, obj, name)
+
+
 GETATTRS: dict[type, Getter] = {
     **dict.fromkeys(NATIVE_TYPES, _getattr_value),
     RemovableHandle: _getattr_handle,
     Carried: _refuse_carried,
+    TensorText: _getattr_stand_in,
+    Address: _getattr_stand_in,
+    Storage: _getattr_storage,
     OutsideDict: _getattr_dict,
     types.FunctionType: function.getattr_function,
     types.MethodType: _getattr_method,
