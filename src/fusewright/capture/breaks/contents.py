@@ -192,7 +192,7 @@ def parts(value: Any) -> Any:
     elif kind is InterpretedGenerator and is_waiting(value):
         yield from (value.frame.function, *value.frame.locals[: argument_count(value.frame.function.__code__)])
     if (
-        getattr(kind, "__dictoffset__", 0)
+        classes.has_dict(kind)
         and kind is not types.FunctionType
         and not isinstance(value, (type, types.ModuleType, functools.partial))
     ):

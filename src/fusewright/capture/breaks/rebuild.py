@@ -183,7 +183,7 @@ def _is_hooked(kind: type) -> bool:
 def _with_attributes(code: Code, value: Any, text: str) -> str:
     """Fills the instance dictionary and slots of the object that `text` makes."""
     kind = type(value)
-    attributes = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
+    attributes = object.__getattribute__(value, "__dict__") if classes.has_dict(kind) else {}
     slots = list(slot_contents(value))
     if not attributes and not slots:
         return text

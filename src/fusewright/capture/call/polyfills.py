@@ -203,7 +203,7 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         list.extend(made, [convert(element) for element in list.__iter__(value)])
     elif isinstance(value, set):
         set.update(made, [convert(element) for element in set.__iter__(value)])
-    if kind.__dictoffset__:
+    if classes.has_dict(kind):
         attributes = world.materialise(tracer.call(object.__getattribute__, (value, "__dict__")))
         if asks and attributes:
             if tracer.call(hasattr, (made, "__setstate__")):

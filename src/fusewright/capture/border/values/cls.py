@@ -71,6 +71,11 @@ def said_name(cls: type) -> str:
     return cls.__name__
 
 
+def has_dict(cls: type) -> bool:
+    """Whether instances have a dictionary to read: TypeVar, from CPython 3.12 on, keeps one to itself."""
+    return cls.__dictoffset__ != 0 and lookup(cls, "__dict__") is not MISSING
+
+
 def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:
     """Names and descriptors of the `__slots__` that Python classes of the MRO define."""
     return [

@@ -83,7 +83,7 @@ def instance_dict(world: World, obj: object) -> Any:
     kind = type(obj)
     if issubclass(kind, threading.local):
         return _of_thread(world, obj)  # type: ignore[arg-type]
-    if kind.__dictoffset__ == 0 and not issubclass(kind, types.ModuleType):
+    if not classes.has_dict(kind) and not issubclass(kind, types.ModuleType):
         return None
     record = world.outside(obj)
     if issubclass(kind, enum.Enum) and not world.is_inside_class(kind):
