@@ -7,6 +7,7 @@ event says so.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import gc
@@ -86,7 +87,7 @@ _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 _get_eval_frame = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 TRANSIENT_SKIPS = frozenset(
-    {"evaluator-replaced", "exception-escapes", "transform-active", "uninitialised-parameter"}
+    {"evaluator-replaced", "exception-escapes", "memory-short", "transform-active", "uninitialised-parameter"}
 )
 """Reasons to run one call eagerly that say nothing about the next one."""
 
@@ -95,19 +96,14 @@ IDLE_VERSIONS = 3
 is let alone."""
 
 # warnings are raised where the user has made errors of them
-_TOLD = (
-    FusewrightError,
-    CacheWarning,
-    RecompileLimitWarning,
-)
+_TOLD = (FusewrightError, CacheWarning, RecompileLimitWarning)
 _NOT_TOLD = (RuntimeFallback, CannotFunctionalise)
 
 
 def _parameters(frame: CapturedFrame) -> frozenset[int]:
     """The positions of the graph's inputs that are parameters, or buffers of modules."""
-    pairs = zip(frame.inputs, frame.example_inputs, strict=True)
-    seldom = [isinstance(real, torch.nn.Parameter) or _is_buffer(source) for source, real in pairs]
-    return frozenset(position for position, found in enumerate(seldom) if found)
+    pairs = enumerate(zip(frame.inputs, frame.example_inputs, strict=True))
+    return frozenset(at for at, (source, real) in pairs if isinstance(real, torch.nn.Parameter) or _is_buffer(source))
 
 
 def _most_blamed(blame: Sequence[tuple[Guard | None, str]]) -> tuple[str, str]:
@@ -425,6 +421,11 @@ class Compiler:
         if (isinstance(error, _TOLD) and not isinstance(error, _NOT_TOLD)) or raised_by_handler(error):
             raise error
         state, name = PROCESS.states.setdefault(compiled, FunctionState()), self._name(function)
+        if isinstance(error, RecursionError):  # the program nests deeply, or calls from far down
+            state.skipped = True
+            with contextlib.suppress(RecursionError):
+                self._skipped(state, name, SkipFrame("recursion", f"{state.stage}: {error}"))
+            return
         what = f"internal error in its {state.stage}: {type(error).__name__}: {error}"
         try:
             self.notify(InternalError(name, state.stage, traceback.format_exc()))
@@ -435,11 +436,8 @@ class Compiler:
         state.skipped = True
         if self.settings.fullgraph:
             raise FusewrightError(f"{name} cannot be compiled: {what}") from error
-        if not isinstance(error, RecursionError):  # which may depend on the caller's depth
-            warn(
-                f"{name} runs eagerly: {what}. Please report it with the output of FUSEWRIGHT_LOGS=internal_errors.",
-                InternalErrorWarning,
-            )
+        report = "Please report it with the output of FUSEWRIGHT_LOGS=internal_errors."
+        warn(f"{name} runs eagerly: {what}. {report}", InternalErrorWarning)
 
     def _name(self, function: types.FunctionType) -> str:
         name = function_name(function)

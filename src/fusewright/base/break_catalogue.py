@@ -181,6 +181,10 @@ BREAKS: dict[str, tuple[str, str]] = {
     ),
     "no-attempts": ("capture was not allowed to try", "raise max_attempts"),
     "outside-exception": ("an exception made outside is raised or examined", _MOVE_OUT),
+    "memory-short": (
+        "the function asked for more memory than there was",
+        "nothing: that call runs eagerly, and the next one is captured again",
+    ),
     "recursion": ("Python's recursion limit was met", "turn deep recursion into a loop"),
     "size-out-of-range": ("a size is outside the range that it was marked with", "mark it with a range that holds it"),
     "uninitialised-parameter": (

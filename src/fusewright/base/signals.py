@@ -49,7 +49,9 @@ def _is_handlers(frame: types.FrameType) -> bool:
     if code.co_flags & inspect.CO_VARARGS:
         first += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
     return any(
-        isinstance(number, int) and type(stopped) is types.FrameType and _calls(stopped, frame)
+        issubclass(type(number), int)  # `isinstance` would ask an object of the program's for its __class__
+        and type(stopped) is types.FrameType
+        and _calls(stopped, frame)
         for number, stopped in itertools.pairwise(first)
     )
 

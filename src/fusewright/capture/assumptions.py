@@ -31,6 +31,7 @@ class Assumptions:
     loops             a long scan or map is an operator: its body does nothing besides computing tensors
     caches            a function that keeps its results is interpreted where it does not know its arguments
     works             what begins asynchronously is waited for before the graph ends, and nothing else is asked of it
+    carries           nobody looks at immutable values that come with the call (a date): they are only handed on
     foresees          draws from Python's generators decide what happens, so their outcomes are guarded
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
@@ -49,6 +50,7 @@ class Assumptions:
     loops: bool = True
     caches: bool = True
     works: bool = True
+    carries: bool = True
     foresees: bool = False
     guarded: frozenset[types.CodeType] = frozenset()
     broken: GraphBreak | None = None

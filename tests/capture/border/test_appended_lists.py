@@ -16,6 +16,7 @@ import torch
 
 import fusewright
 from fusewright.base.events import STREAM, Captured
+from fusewright.capture.border import native_ready
 
 from tests.capture.interpret.language.support import Program, check, x
 
@@ -258,3 +259,37 @@ def test_elements_of_a_list_that_is_appended_to_are_no_inputs() -> None:
     for size in range(3):
         compiled(x())
     assert len(kept) == 3 and fusewright.explain(f)(x()).graph_break_count == 0
+
+
+def test_what_is_added_costs_as_much_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as much as what was there before: a call of `append` does not walk through the list."""
+    calls = [0]
+    ready = native_ready._ready
+
+    def counted(*given: Any) -> Any:
+        calls[0] += 1
+        return ready(*given)
+
+    monkeypatch.setattr(native_ready, "_ready", counted)
+
+    def program(x: torch.Tensor, count: int, known: dict[str, int]) -> Any:
+        listed: list[Any] = []
+        found: dict[int, Any] = {known["one"]: []}
+        queue: collections.deque[Any] = collections.deque()
+        chain: Any = None
+        for index in range(count):
+            chain = [chain]
+            listed.append([index, (index,)])
+            found.setdefault(index, []).append(chain)
+            found.get(index)
+            queue.appendleft({"a": [index]})
+            listed.insert(0, listed.pop())
+        return x + 1, listed, found, queue
+
+    spent = []
+    for count in (30, 60, 120):
+        calls[0] = 0
+        compiled = fusewright.compile(program, fullgraph=True)
+        assert str(compiled(torch.ones(1), count, {"one": 1})) == str(program(torch.ones(1), count, {"one": 1}))
+        spent.append(calls[0])
+    assert spent[2] - spent[1] <= 2.5 * (spent[1] - spent[0]), spent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.base.events import STREAM, Captured, Event
+from fusewright.base.events import STREAM, Captured, Event, InternalError
+from fusewright.base.signals import raised_by_handler
 from fusewright.capture.interpret.interpreter import Tracer
 
 
@@ -155,3 +158,43 @@ def test_wrappers_above_a_break_do_not_repeat_what_is_below(monkeypatch: pytest.
         torch.testing.assert_close(compiled(x), function(x))
     # The outermost wrapper is captured once; of the frame itself one attempt finds the break, and one ends before it.
     assert entered.count("helper") == 3 * 20
+
+
+@pytest.mark.parametrize("make", [
+    lambda: typing.TypeVar("T"), lambda: typing.ParamSpec("P"), lambda: typing.TypeVarTuple("Ts"), object,  # type: ignore[misc]
+    lambda: typing.NewType("N", int), lambda: typing.ParamSpec("P").args, lambda: type("C", (), {}),  # type: ignore[misc]
+])  # fmt: skip
+def test_what_is_made_once_is_one_object_behind_a_break(make: Callable[[], Any]) -> None:
+    kept: list[Any] = []
+
+    def f(x: torch.Tensor) -> Any:
+        one = make()
+        kept.append(one)
+        y = x + 1
+        fusewright.graph_break()
+        return y, [one], one is kept[-1]
+
+    compiled, x, heard = fusewright.compile(f, backend="eager"), torch.ones(2), []
+    with STREAM.listening(lambda event: heard.append(event) if isinstance(event, InternalError) else None):
+        given = [compiled(x) for _ in range(3)]
+    assert not heard and all(same and held is one for (_, [held], same), one in zip(given, kept, strict=True))
+    assert len({id(one) for one in kept}) == 3
+
+
+def test_a_handlers_question_asks_no_object_of_the_programs() -> None:
+    """Whether an exception comes out of a signal's handler is seen by what its frames hold."""
+    asked: list[str] = []
+
+    class Asked:
+        def __getattribute__(self, name: str) -> Any:
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+    def fail(first: object, frame: object) -> None:
+        raise ValueError
+
+    try:
+        fail(Asked(), sys._getframe())
+    except ValueError as error:
+        assert not raised_by_handler(error)
+    assert not asked

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.check import storages_are_apart
@@ -67,7 +68,7 @@ def _distinct_objects(world: World) -> list[Guard]:
             continue
         kind: object = torch.Tensor if issubclass(type(real), torch.Tensor) else type(real)
         groups.setdefault(kind, []).append(record)
-        if id(real) in written or (type(real).__dictoffset__ and id(_namespace(real)) in written):
+        if id(real) in written or (classes.has_dict(type(real)) and id(_namespace(real)) in written):
             written_types.add(kind)
     guards = []
     for kind, records in groups.items():

@@ -32,7 +32,9 @@ from fusewright.capture.border.values import (
     tensor,
 )
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.border.values.text import Carried, TensorText
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import InstanceDict
 
@@ -82,9 +84,9 @@ def _getattr_value(world: Border, obj: Any, name: str) -> Any:
 
 
 def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
-    if name == "__self__" or (name == "__func__" and type(method.__self__) is not OutsideDict):
-        return getattr(method, name)
     shown = dicts.shown_method(method)
+    if name == "__self__" or (name == "__func__" and shown is None):
+        return getattr(method, name)
     return world.getattr(method.__func__, name) if shown is None else native(getattr, shown, name)
 
 
@@ -150,9 +152,31 @@ def _getattr_handle(world: Border, obj: RemovableHandle, name: str) -> Any:
     return objects.getattr_object(world, obj, name)
 
 
+def _refuse_carried(world: Border, obj: Carried, *args: object) -> Any:
+    return world.type_of(obj) if args[0] == "__class__" else obj.refuse()
+
+
+def _getattr_stand_in(world: Border, obj: TensorText | Address, name: str) -> Any:
+    """Of what stands for a text or a number: what such a value has is refused, CPython complains of anything else."""
+    kind = world.type_of(obj)
+    if name == "__class__":
+        return kind
+    return obj.refuse() if hasattr(kind, name) else native(getattr, kind(), name)
+
+
+def _getattr_storage(world: Border, obj: Storage, name: str) -> Any:
+    if name != "__class__" and not (name in vars(Storage) and hasattr(torch.UntypedStorage, name)):
+        raise GraphBreak("tensor-address", f"{name} of a storage")
+    return objects.getattr_object(world, obj, name)
+
+
 GETATTRS: dict[type, Getter] = {
     **dict.fromkeys(NATIVE_TYPES, _getattr_value),
     RemovableHandle: _getattr_handle,
+    Carried: _refuse_carried,
+    TensorText: _getattr_stand_in,
+    Address: _getattr_stand_in,
+    Storage: _getattr_storage,
     OutsideDict: _getattr_dict,
     types.FunctionType: function.getattr_function,
     types.MethodType: _getattr_method,
@@ -176,6 +200,7 @@ BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
 
 
 BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ...] = (
+    (Carried, _refuse_carried),
     (torch.Tensor, tensor.setattr_tensor),
     (torch.nn.Module, module.setattr_module),
     (type, classes.setattr_class),
@@ -188,6 +213,7 @@ BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ..
 
 
 BASE_DELATTRS: tuple[tuple[type, Callable[[Border, Any, str], None]], ...] = (
+    (Carried, _refuse_carried),
     (torch.Tensor, tensor.delattr_tensor),
     (type, classes.delattr_class),
     (object, objects.delattr_object),

@@ -14,11 +14,12 @@ import os
 import re
 import signal
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -77,17 +78,17 @@ def _leave_out(error: BaseException, handled: BaseException | None) -> None:
 def settled(exception: BaseException) -> BaseException:
     """The exception, without what its traceback says of frames of ours: they hold it, and so all would wait for the
     collector of cycles. What it had passed in the program before stays."""
-    rest = traceback = exception.__traceback__
-    while traceback is not None:
-        if str(traceback.tb_frame.f_globals.get("__name__")).startswith("fusewright."):
-            rest = traceback.tb_next
-        traceback = traceback.tb_next
+    rest = here = exception.__traceback__
+    while here is not None:
+        if _is_ours(here.tb_frame):
+            rest = here.tb_next
+        here = here.tb_next
     return exception.with_traceback(rest)
 
 
 # What stands for an object of the program, and the name by which messages shall call it.
 _PUBLIC = {"OutsideDict": "dict", "TracedTensor": "Tensor", "SymInt": "int", "SymFloat": "float", "SymBool": "bool",
-           "InterpretedGenerator": "generator", "SequenceIterator": "iterator"}  # fmt: skip
+           "InterpretedGenerator": "generator", "SequenceIterator": "iterator", "Trampoline": "function"}  # fmt: skip
 _PRIVATE = re.compile(rf"\b(?:{'|'.join(_PUBLIC)})\b")
 
 
@@ -107,6 +108,24 @@ def _in_public_words(
     return exception
 
 
+def give_back(held: list[BaseException]) -> NoReturn:
+    """Raises an exception of the program's in native code that called back: plainly, since `from None` would change its
+    cause, and out of a list, since the traceback of what it raises would hold a variable."""
+    raise held.pop()
+
+
+def _given_back(exception: BaseException) -> bool:
+    """Whether it is of interpreted code that native code has called."""
+    last = None
+    for frame, _ in traceback.walk_tb(exception.__traceback__):
+        last = frame.f_code if _is_ours(frame) else last
+    return last is give_back.__code__
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("fusewright.")
+
+
 def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     """As `native`, but Python code that `fn` runs is simply run: PyTorch's own under the recorder, or what is to happen
     as in eager."""
@@ -114,6 +133,8 @@ def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any
         return fn(*args, **kwargs)
     except Exception as exception:
         _refuse_what_passes(exception)
+        if isinstance(exception, TypeError):
+            refuse_if_shown((*args, *kwargs.values()), str(exception))
         raise UserException(exception) from None
 
 
@@ -131,8 +152,14 @@ def _refuse_what_passes(exception: BaseException) -> None:
     """Ends the capture where the exception says nothing of the calls that a compile is for."""
     if raised_by_handler(exception):
         raise exception
-    if memory_was_short(exception):
-        raise MemoryError(str(exception)) from exception
+    if memory_was_short(exception) and not _given_back(exception):
+        raise SkipFrame("memory-short", str(exception)) from None
+    if isinstance(exception, RuntimeError) and _UNKNOWN_SIZES in str(exception):  # eager knows them, and may say more
+        raise GraphBreak("operator-failed", str(exception).partition("\n")[0]) from None
+
+
+_UNKNOWN_SIZES = "on tensor with symbolic sizes/strides"
+"""What PyTorch's C++ says where it asks a traced tensor for a number that has a symbol."""
 
 
 def _folder(path: str | None) -> str:
@@ -225,11 +252,8 @@ class Interceptor:
                 raise GraphBreak("untraceable-call", f"{function.__name__} gives a {kind.__qualname__}")
             return (value,)
         except UserException as signal:
-            error = signal.exception
-        try:
-            raise error  # plainly: `from None` would change the exception's cause
-        finally:
-            del error
+            held = [signal.exception]
+        give_back(held)
 
 
 def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) -> bool:
@@ -282,11 +306,8 @@ class Trampoline:
         try:
             return self.tracer.call(self.function, args, kwargs)
         except UserException as signal:
-            error = signal.exception
-        try:
-            raise error  # plainly: `from None` would change the exception's cause
-        finally:
-            del error
+            held = [signal.exception]
+        give_back(held)
 
 
 class TrampolineIterator:
@@ -305,8 +326,5 @@ class TrampolineIterator:
         try:
             return self.world.next(self.iterator)
         except UserException as signal:
-            error = signal.exception
-        try:
-            raise error  # plainly: `from None` would change the exception's cause
-        finally:
-            del error
+            held = [signal.exception]
+        give_back(held)

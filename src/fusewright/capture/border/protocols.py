@@ -19,7 +19,7 @@ import torch
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native import give_back, native, unwatched
 from fusewright.capture.border.native_ready import (
     CONTAINERS,
     CONTENTS,
@@ -44,6 +44,7 @@ from fusewright.capture.border.values.symbolic import (
     is_open,
     stays_symbolic,
 )
+from fusewright.capture.border.values.text import Carried
 from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Local
@@ -153,7 +154,8 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     if type(left) in PLAIN and type(right) in PLAIN:
         if (type(left) in SYMBOLIC or type(right) in SYMBOLIC) and not stays_symbolic(op, left, right):
             left, right = concrete(left), concrete(right)
-        return native(runtime_float.power if op == "**" else function, left, right)
+        power = op == "**" and type(left) in NUMBERS and type(right) in NUMBERS
+        return native(runtime_float.power if power else function, left, right)
     if isinstance(left, torch.Tensor) and (isinstance(right, torch.Tensor) or type(right) in PLAIN):
         return world.torch_call(function, (left, right), {})
     if inplace and op != "@" and isinstance(left, torch.Tensor) and isinstance(right, (int, float, complex)):
@@ -294,6 +296,8 @@ def _same_object(world: World, left: Any, right: Any) -> bool:
     for value in (left, right):
         if type(value) is types.FunctionType:
             world.guard_identity(value)  # one that is made afresh may be another one next time
+        if type(value) is Carried and not identical(left, right) and world.type_of(left) is world.type_of(right):
+            value.refuse()
     return identical(left, right)
 
 
@@ -559,11 +563,12 @@ class SequenceIterator:
         try:
             value = getitem(self.world, self.sequence, self.index)
         except UserException as signal:
-            if not isinstance(signal.exception, (IndexError, StopIteration)):
-                raise signal.exception from None
+            held = [signal.exception]
         else:
             self.index += self.step
             return value
+        if not isinstance(held[0], (IndexError, StopIteration)):
+            give_back(held)
         self.index = -1  # it has ended for good
         raise StopIteration
 

@@ -437,8 +437,8 @@ class World:
             return array.array_type(obj)
         if type(obj) in STAND_FOR:
             return STAND_FOR[type(obj)]
-        if type(obj) is types.MethodType and type(obj.__self__) is OutsideDict:
-            return type(shown_method(obj))
+        if type(obj) is types.MethodType and (shown := shown_method(obj)) is not None:
+            return type(shown)
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
     def getattr(self, obj: Any, name: str) -> Any:

@@ -25,6 +25,7 @@ from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
+from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import VIEWS
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import TensorText
@@ -133,6 +134,8 @@ def content_text(code: Code, value: Any) -> str:
 def parts(value: Any) -> Any:
     """The values that an inside object is built from."""
     kind = type(value)
+    if kind in FROZEN_TYPES:  # bound as it is
+        return
     if isinstance(value, dict):
         yield from itertools.chain.from_iterable(dict.items(value))
         if isinstance(value, collections.defaultdict):
@@ -189,7 +192,7 @@ def parts(value: Any) -> Any:
     elif kind is InterpretedGenerator and is_waiting(value):
         yield from (value.frame.function, *value.frame.locals[: argument_count(value.frame.function.__code__)])
     if (
-        getattr(kind, "__dictoffset__", 0)
+        classes.has_dict(kind)
         and kind is not types.FunctionType
         and not isinstance(value, (type, types.ModuleType, functools.partial))
     ):

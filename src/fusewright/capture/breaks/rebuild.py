@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import gc
 import inspect
 import sys
 import types
@@ -33,13 +34,13 @@ from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
-from fusewright.capture.border.values.dict import VIEWS, OutsideDict
+from fusewright.capture.border.values.dict import VIEWS, shown_method
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.iterator import own_maker
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
-from fusewright.capture.border.values.text import TensorText
+from fusewright.capture.border.values.text import Carried, TensorText, refuse_if_shown
 from fusewright.capture.breaks.contents import (
     ENDED_ITERATORS,
     FUNCTION,
@@ -182,7 +183,7 @@ def _is_hooked(kind: type) -> bool:
 def _with_attributes(code: Code, value: Any, text: str) -> str:
     """Fills the instance dictionary and slots of the object that `text` makes."""
     kind = type(value)
-    attributes = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
+    attributes = object.__getattribute__(value, "__dict__") if classes.has_dict(kind) else {}
     slots = list(slot_contents(value))
     if not attributes and not slots:
         return text
@@ -328,7 +329,7 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
-    if type(value.__self__) is OutsideDict:  # a method of the stand-in's is one of the dict
+    if shown_method(value) is not None:  # a method of the stand-in's is one of the dict
         return f"{code.expression(value.__self__)}.{value.__func__.__name__}"
     maker = code.bind("MethodType", types.MethodType)
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
@@ -421,6 +422,8 @@ def _build_class(code: Code, value: type) -> str:
 
 
 def _build_bound(code: Code, value: Any) -> str:
+    parts = gc.get_referents(value) if type(value) in FROZEN_TYPES else ()
+    refuse_if_shown(list(parts))  # of a property, say
     return code.bind(getattr(value, "__name__", type(value).__name__), value)
 
 
@@ -528,6 +531,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     staticmethod: _build_wrapped,
     classmethod: _build_wrapped,
     TensorText: _build_text,
+    Carried: lambda code, value: value.refuse(),
     torch.SymInt: lambda code, value: code.output(value),
     torch.SymFloat: _build_float,
     torch.SymBool: _build_comparison,

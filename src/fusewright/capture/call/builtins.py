@@ -40,7 +40,16 @@ from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.ordering import extreme, sorted_row
 from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
-from fusewright.capture.call.support import drain, iterable_for, listed, native_callback, native_iterable, one_by_one
+from fusewright.capture.call.support import (
+    attribute_name,
+    drain,
+    iterable_for,
+    listed,
+    native_callback,
+    native_iterable,
+    one_by_one,
+    or_error,
+)
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute
 from fusewright.sizes import symfloat as runtime_float
@@ -89,22 +98,9 @@ _NUMBERS = frozenset(name for name in dir(math) if not name.startswith("_"))
 # Types and attributes.
 
 
-def _isinstance(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return call_classes.is_instance(tracer, *args)
-
-
-def _issubclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return call_classes.is_subclass(tracer, *args)
-
-
-def _type(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return call_classes.construct(tracer, type, args, kwargs)
-
-
 def _getattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     obj, name, *default = args
-    if not isinstance(name, str):
-        raise UserException(TypeError("attribute name must be string, not " + repr(type(name).__name__)))
+    name = attribute_name(name)
     try:
         return tracer.world.getattr(obj, name)
     except UserException as signal:
@@ -115,6 +111,7 @@ def _getattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _hasattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
     obj, name = args
+    name = attribute_name(name)
     try:
         tracer.world.getattr(obj, name)
     except UserException as signal:
@@ -125,11 +122,11 @@ def _hasattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
 
 
 def _setattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    tracer.world.setattr(*args)
+    tracer.world.setattr(args[0], attribute_name(args[1]), args[2])
 
 
 def _delattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    tracer.world.delattr(*args)
+    tracer.world.delattr(args[0], attribute_name(args[1]))
 
 
 def _vars(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -215,6 +212,8 @@ def _sum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     start = args[1] if len(args) > 1 else kwargs.get("start", 0)
     if type(args[0]) in (list, tuple) and all(type(element) in SCALARS for element in (start, *args[0])):
         return native(sum, args[0], start)
+    if isinstance(start, (str, bytes, bytearray)):
+        return native(sum, or_error(native_iterable, world, args[0]), start)  # its complaint
     for element in one_by_one(world, args[0]):
         start = world.binary("+", start, element)
     return start
@@ -230,7 +229,9 @@ def _any_or_all(stop_at: bool) -> Row:
 
 
 def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    fn, iterable, *initial = args
+    fn, iterable, *initial = (*args, *kwargs.values())  # CPython 3.14 and newer take `initial` by name
+    if not _is_iterable(tracer.world, iterable):
+        return native(functools.reduce, None, iterable)  # its complaint
     elements = one_by_one(tracer.world, iterable)
     result = initial[0] if initial else next(elements, MISSING)
     if result is MISSING:
@@ -360,12 +361,15 @@ def _repr(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
 
 
 def _format(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
-    return tracer.world.format(args[0], 0, args[1] if len(args) > 1 else "")
+    spec = args[1] if len(args) > 1 else ""
+    if not isinstance(spec, str):
+        return native(format, None, spec)  # its complaint
+    return tracer.world.format(args[0], 0, spec)
 
 
 def _collect(cls: type) -> Row:
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        ready = (iterable_for(cls)(tracer.world, args[0]), *args[1:]) if args else ()
+        ready = (or_error(iterable_for(cls), tracer.world, args[0]), *args[1:]) if args else ()
         return native(cls, *ready, **kwargs)
 
     return make
@@ -391,14 +395,15 @@ def pairs_of(tracer: Tracer, obj: Any) -> Any:
 
 def _dict(cls: type) -> Row:
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        return native(cls, *(pairs_of(tracer, value) for value in args), **kwargs)
+        return native(cls, *(or_error(pairs_of, tracer, value) for value in args), **kwargs)
 
     return make
 
 
 def _defaultdict(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     factory = callback(tracer.world, args[0]) if args else None
-    return native(collections.defaultdict, factory, *(pairs_of(tracer, value) for value in args[1:]), **kwargs)
+    pairs = (or_error(pairs_of, tracer, value) for value in args[1:])
+    return native(collections.defaultdict, factory, *pairs, **kwargs)
 
 
 def _rounding(fn: Callable[..., Any], method: str) -> Row:
@@ -420,8 +425,8 @@ def _rounding(fn: Callable[..., Any], method: str) -> Row:
 def _divmod(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if type(args[0]) in SCALARS and type(args[1]) in SCALARS:
         return native(divmod, *map(concrete, args))
-    if any(isinstance(value, torch.Tensor) for value in args):
-        return tracer.world.binary("//", *args), tracer.world.binary("%", *args)
+    if all(isinstance(value, torch.Tensor) or type(value) in PLAIN for value in args):
+        return native(divmod, *args)  # tensors have none
     return protocols.dispatch(tracer.world, protocols.DIVMOD, divmod, "divmod()", *args)
 
 
@@ -540,7 +545,9 @@ def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 ROWS: list[tuple[Any, Row]] = [
-    (builtins.isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr),
+    (builtins.isinstance, lambda tracer, args, kwargs: call_classes.is_instance(tracer, *args)),
+    (issubclass, lambda tracer, args, kwargs: call_classes.is_subclass(tracer, *args)),
+    (type, lambda tracer, args, kwargs: call_classes.construct(tracer, type, args, kwargs)), (getattr, _getattr),
     (hasattr, _hasattr), (setattr, _setattr),
     (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
     (iter, _iter),

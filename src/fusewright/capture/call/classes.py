@@ -162,6 +162,8 @@ _ABSTRACT = 1 << 20
 def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     if maker is object.__new__:
+        if cls.__flags__ & classes.DISALLOW_INSTANTIATION:
+            return native(cls, *args, **kwargs)  # its complaint
         if cls.__flags__ & _ABSTRACT or initialiser is object.__init__:
             return native(cls.__new__, cls, *args, **kwargs)  # CPython's own complaint, if there is one
         return native(object.__new__, cls)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 
 from fusewright._native import isinstance
-from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import native_ready, torch_function
 from fusewright.capture.border.native import Trampoline, native
@@ -47,6 +45,7 @@ from fusewright.capture.call import (
     support as call_support,
     torch as call_torch,
 )
+from fusewright.capture.call.arity import checked
 from fusewright.capture.call.cached import call_cached
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Referent
@@ -58,51 +57,6 @@ if TYPE_CHECKING:
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Row = Callable[["Tracer", Args, Kwargs], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Arity:
-    """How many arguments a function takes at least, how many by position at most, and the names that it knows (None:
-    any)."""
-
-    least: int
-    most: int
-    names: frozenset[str] | None
-
-    def allows(self, args: Args, kwargs: Kwargs) -> bool:
-        count = len(args)
-        if count > self.most or count + len(kwargs) < self.least:
-            return False
-        return not kwargs or self.names is None or self.names.issuperset(kwargs)
-
-
-@functools.cache
-def _arity(function: Any) -> _Arity | None:
-    """None for a function without a signature (`iter`, `min`, `int`…): its row looks for itself."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return _Arity(
-        least=sum(one.default is one.empty for one in positional),
-        most=1 << 30 if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(positional),
-        names=None
-        if any(one.kind is one.VAR_KEYWORD for one in parameters)
-        else frozenset(one.name for one in parameters),
-    )
-
-
-def checked(function: Any, row: Row) -> Row:
-    """The row, reached only with arguments that `function` takes: the complaint about others is its own."""
-
-    def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        arity = _arity(function)  # asked when it is needed: 300 signatures would take a tenth of a warm start
-        if arity is not None and not arity.allows(args, kwargs):
-            return native(function, *args, **kwargs)
-        return row(tracer, args, kwargs)
-
-    return run
 
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.

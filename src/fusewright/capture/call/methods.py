@@ -8,13 +8,11 @@ except for methods that look at its identity alone.
 
 from __future__ import annotations
 
-import _string  # type: ignore[import-not-found]
 import collections
-import itertools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,12 +24,12 @@ from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.native_ready import CONTENTS, PLAIN, SCALARS, for_native, text_ready
 from fusewright.capture.border.values import array as arrays, cls as classes, object as objects, tensor as tensors
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
-from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.dict import OutsideDict, callback
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import concrete_inside
-from fusewright.capture.border.values.text import joined
 from fusewright.capture.border.witness import asked
 from fusewright.capture.call import (
+    arity,
     autograd as call_autograd,
     builtins as call_builtins,
     classes as call_classes,
@@ -41,6 +39,7 @@ from fusewright.capture.call import (
     reads,
     subclasses,
     support as call_support,
+    texts,
     torch as call_torch,
 )
 from fusewright.capture.guards import MISSING
@@ -93,6 +92,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     world = tracer.world
     if issubclass(type(owner), torch.Tensor):
         return call_tensor_method(tracer, name, owner, args, kwargs)
+    if name in _ORDERED and issubclass(world.type_of(owner), collections.OrderedDict) and not _of_order(fn, owner):
+        raise GraphBreak("untraceable-call", f"dict.{name} of an OrderedDict, whose order does not hear of it")
     if type(owner) in subclasses.DISABLERS:
         return subclasses.disabler_method(tracer, name, owner, args)
     if type(owner) is OutsideDict:
@@ -106,14 +107,12 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     if row is None and isinstance(owner, property) and defined_by is property:
         row = _PROPERTY_ROWS.get(name)
     if row is not None:
-        if name in _TAKES and (kwargs or len(args) != _TAKES[name]):
-            return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)  # its complaint
+        if not arity.method_takes(fn, owner, args, kwargs):
+            return native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)  # its complaint
         return row(tracer, owner, args, kwargs)
     if type(owner) in PLAIN:
-        special = _CONTAINER_ROWS.get(name) or (_TEXT_ROWS.get(name) if isinstance(owner, (str, bytes)) else None)
-        if special is not None:
-            return special(tracer, fn, owner, args, kwargs)
-        return _native_method(tracer, fn, owner, args, kwargs)
+        special = texts.ROWS.get(name) if isinstance(owner, (str, bytes)) else None
+        return _by_row(tracer, special or _CONTAINER_ROWS.get(name), fn, owner, (args, kwargs))
     if host_random.is_generator(owner):
         return host_random.call_method(tracer, name, owner, args, kwargs)
     if isinstance(owner, torch._C.Generator):
@@ -134,9 +133,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
             )
         if all(_known(value) for value in (*args, *kwargs.values())):
             protocols.guard_decimals(world, owner)
-            if holds_constant:  # the class may define another method of this name
-                return native(getattr(defined_by, name), owner, *args, **kwargs)
-            return native(getattr(owner, name), *args, **kwargs)
+            return native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):
         bound = fn.__get__(owner, type(owner)) if hasattr(type(fn), "__get__") else fn  # `getattr` may be the program's
@@ -150,16 +147,20 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
             and classes.python_method(world, type(owner), "__setitem__") is not None
         ):
             return _update_by_items(tracer, owner, args, kwargs)
-        special = _CONTAINER_ROWS.get(name)
-        return (
-            special(tracer, fn, owner, args, kwargs)
-            if special is not None
-            else _native_method(tracer, fn, owner, args, kwargs)
-        )
+        return _by_row(tracer, _CONTAINER_ROWS.get(name), fn, owner, (args, kwargs))
     if _is_harmless(type(owner)):
         return _native_method(tracer, fn, owner, args, kwargs)
     code = call_support.break_code(getattr(owner, name, None), "untraceable-call")
     raise GraphBreak(code, f"{type(owner).__module__}.{type(owner).__qualname__}.{name}")
+
+
+_ORDERED = frozenset("clear pop popitem setdefault update __delitem__ __setitem__ __ior__ __init__".split())
+"""Methods of a dict that write to it, of which an OrderedDict has its own."""
+
+
+def _of_order(fn: Any, owner: Any) -> bool:
+    own = vars(collections.OrderedDict)[fn.__name__]
+    return bool(getattr(fn, "__objclass__", None) is collections.OrderedDict or own.__get__(owner) == fn)
 
 
 _KEYED = (dict, set, frozenset, str, bytes, int, float, range)
@@ -184,24 +185,34 @@ def _is_harmless(kind: type) -> bool:
     return kind.__module__ in modules or kind in FROZEN_TYPES
 
 
-def _receiver_and_rest(fn: Any, owner: Any, args: Args) -> Args:
-    """The arguments for calling `fn` natively: a descriptor needs its receiver."""
-    return args if hasattr(fn, "__self__") and fn.__self__ is owner else (owner, *args)
+def _by_row(tracer: Tracer, row: Any, fn: Any, owner: Any, given: tuple[Args, Kwargs]) -> Any:
+    """A method of a builtin type, by its row if it has one and takes these arguments."""
+    if row is None or not arity.method_takes(fn, owner, *given):
+        return _native_method(tracer, fn, owner, *given)
+    return row(tracer, fn, owner, *given)
+
+
+_LOOKS_AT_NO_ELEMENT = frozenset(
+    """append appendleft insert pop popleft popitem clear reverse rotate get setdefault
+    __len__ __getitem__ __setitem__ __delitem__""".split()
+)
 
 
 def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
-    ready = tuple(for_native(world, value) for value in args)
+    ready: Args = args
+    if not (fn.__name__ in _LOOKS_AT_NO_ELEMENT and isinstance(owner, (list, collections.deque))):
+        ready = tuple(for_native(world, value) for value in args)
     if isinstance(owner, _KEYED):  # keys, texts; what a list takes in may stay symbolic
         ready = (
             (*map(concrete_inside, ready[:1]), *ready[1:])
             if isinstance(owner, dict)
             else tuple(map(concrete_inside, ready))
         )
-    for_native(world, owner)
-    return native(
-        fn, *_receiver_and_rest(fn, owner, ready), **{name: for_native(world, value) for name, value in kwargs.items()}
-    )
+    if fn.__name__ not in _LOOKS_AT_NO_ELEMENT:  # else each call would walk through all of it
+        for_native(world, owner)
+    keywords = {name: for_native(world, value) for name, value in kwargs.items()}
+    return native(fn, *call_support.receiver_and_rest(fn, owner, ready), **keywords)
 
 
 _OF_MEMORY: dict[str, Any] = {"numpy": arrays.of_tensor, "data_ptr": Address, "untyped_storage": Storage}
@@ -249,6 +260,7 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
 
 
 def _object_setattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
+    args = (call_support.attribute_name(args[0]), *args[1:])
     if issubclass(type(owner), type):
         classes.setattr_class(tracer.world, owner, *args)
     elif issubclass(type(owner), (types.ModuleType, types.FunctionType)):
@@ -258,6 +270,7 @@ def _object_setattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> N
 
 
 def _object_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    args = (call_support.attribute_name(args[0]), *args[1:])
     if issubclass(type(owner), type):
         return classes.getattr_class(tracer.world, owner, *args)
     if issubclass(type(owner), (types.FunctionType, types.ModuleType)) or tracer.world.type_of(owner) is not type(
@@ -268,18 +281,18 @@ def _object_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs)
 
 
 def _object_delattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
+    args = (call_support.attribute_name(args[0]), *args[1:])
     objects.generic_delattr(tracer.world, owner, *args)
 
 
-def _object_init(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
-    if (args or kwargs) and not isinstance(owner, type):
-        kind = type(owner)
-        if classes.guarded_lookup(tracer.world, kind, "__init__") is not object.__init__:
-            raise UserException(TypeError("object.__init__() takes exactly one argument (the instance to initialize)"))
-        if classes.guarded_lookup(tracer.world, kind, "__new__") is object.__new__:
-            raise UserException(
-                TypeError(f"{kind.__name__}.__init__() takes exactly one argument (the instance to initialize)")
-            )
+def _object_init(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(owner, type):
+        return native(type.__init__, owner, *args, **kwargs) if args or kwargs else None
+    if (args or kwargs) and tracer.world.type_of(owner) is type(owner):
+        for name in ("__init__", "__new__"):  # by which it tells whether there may be arguments
+            classes.guarded_lookup(tracer.world, type(owner), name)
+        native(object.__init__, owner, *args, **kwargs)
+    return None
 
 
 def _object_eq(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -287,7 +300,10 @@ def _object_eq(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _object_ne(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.world.compare("!=", owner, args[0])
+    world, kind = tracer.world, type(owner)
+    compare = classes.python_method(world, kind, "__eq__") or classes.guarded_lookup(world, kind, "__eq__")
+    equal = tracer.call(compare, (owner, *args))
+    return equal if equal is NotImplemented else not world.truth(equal)
 
 
 def _object_hash(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> int:
@@ -317,8 +333,9 @@ def _instancecheck(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> An
 
 
 def _bind_explicitly(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    instance = args[0]
-    return owner if instance is None else types.MethodType(owner, instance)
+    if args[0] is None:
+        return native(types.FunctionType.__get__, owner, *args)
+    return types.MethodType(owner, args[0])
 
 
 def _call_explicitly(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -326,23 +343,21 @@ def _call_explicitly(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
 
 
 def _property_get(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> Any:
-    return (
-        owner
-        if args[0] is None
-        else objects.bind(tracer.world, owner, args[0], tracer.world.type_of(args[0]), "property")
-    )
+    if args[0] is None:
+        return native(property.__get__, owner, *args)
+    return objects.bind(tracer.world, owner, args[0], tracer.world.type_of(args[0]), "property")
 
 
-def _property_set(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> None:
+def _property_set(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> Any:
     if owner.fset is None:
-        raise UserException(AttributeError("property has no setter"))
-    tracer.call(tracer.world.load(owner.fset, tracer.world.constant(owner.fset, "fset")), args)
+        return native(property.__set__, owner, *args)  # its complaint
+    return tracer.call(tracer.world.load(owner.fset, tracer.world.constant(owner.fset, "fset")), args)
 
 
-def _property_delete(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> None:
+def _property_delete(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> Any:
     if owner.fdel is None:
-        raise UserException(AttributeError("property has no deleter"))
-    tracer.call(tracer.world.load(owner.fdel, tracer.world.constant(owner.fdel, "fdel")), args)
+        return native(property.__delete__, owner, *args)  # its complaint
+    return tracer.call(tracer.world.load(owner.fdel, tracer.world.constant(owner.fdel, "fdel")), args)
 
 
 def _property_init(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> None:
@@ -369,7 +384,11 @@ _OBJECT_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "__hash__": _object_hash,
     "__repr__": _object_text,
     "__str__": lambda tracer, owner, args, kwargs: formatting.to_text(tracer.world, owner, "repr"),
-    "__format__": lambda tracer, owner, args, kwargs: formatting.to_text(tracer.world, owner, "str"),
+    "__format__": lambda tracer, owner, args, kwargs: (
+        formatting.to_text(tracer.world, owner, "str")
+        if type(args[0]) is str and not args[0]
+        else native(object.__format__, owner, args[0])  # its complaint
+    ),
     "__call__": lambda tracer, owner, args, kwargs: (
         _type_call(tracer, owner, args, kwargs)
         if isinstance(owner, type)
@@ -381,12 +400,6 @@ _OBJECT_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "mro": lambda tracer, owner, args, kwargs: list(owner.__mro__),
 }
 
-# How many arguments those of them take that always take as many.
-_TAKES = {
-    "__setattr__": 2, "__getattribute__": 1, "__delattr__": 1, "__eq__": 1, "__ne__": 1, "__hash__": 0, "__repr__": 0,
-    "__str__": 0, "__format__": 1, "__instancecheck__": 1, "__subclasscheck__": 1, "mro": 0,
-}  # fmt: skip
-
 
 def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwargs: Kwargs) -> Any:
     """`object.__new__`, `dict.fromkeys`, C class methods, and slots bound to a class (`Cls.__call__`)."""
@@ -397,7 +410,7 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
         return call_torch.call_operator(tracer, fn, args, kwargs)
     if isinstance(fn, types.MethodWrapperType):
         slot = _OBJECT_ROWS.get(name)
-        if slot is not None:
+        if slot is not None and arity.method_takes(fn, owner, args, kwargs):
             return slot(tracer, owner, args, kwargs)
         return native(fn, *args, **kwargs)
     if name == "__init_subclass__" or name == "__subclasshook__":
@@ -446,16 +459,9 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
 
 
 def _takes_iterables(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    world = tracer.world
-    try:
-        take = call_support.iterable_for(type(owner))
-        ready = tuple(take(world, value) for value in args)
-    except UserException as signal:
-        if fn.__name__ == "join" and isinstance(signal.exception, TypeError):  # which has a complaint of its own
-            ready = (object(),)
-        else:
-            raise
-    return native(fn, *_receiver_and_rest(fn, owner, ready), **kwargs)
+    take = call_support.iterable_for(type(owner))
+    ready = tuple(call_support.or_error(take, tracer.world, value) for value in args)
+    return native(fn, *call_support.receiver_and_rest(fn, owner, ready), **kwargs)
 
 
 def _update(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -463,8 +469,10 @@ def _update(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> 
         return _native_method(tracer, fn, owner, args, kwargs)
     if not isinstance(owner, dict):
         return _takes_iterables(tracer, fn, owner, args, kwargs)
-    ready = tuple(call_builtins.pairs_of(tracer, value) for value in args)
-    return native(fn, *_receiver_and_rest(fn, owner, ready), **kwargs)
+    ready = [call_support.or_error(call_builtins.pairs_of, tracer, value) for value in args]
+    if args and fn.__name__ == "__init__" and fn.__objclass__ is collections.defaultdict:
+        ready[0] = callback(tracer.world, args[0])
+    return native(fn, *call_support.receiver_and_rest(fn, owner, tuple(ready)), **kwargs)
 
 
 def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
@@ -491,8 +499,10 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
     world, name = tracer.world, fn.__name__
     base: Any = next((base for base in (list, tuple, collections.deque) if isinstance(owner, base)), None)
     if base is None or all(type(element) in SCALARS for element in (*base.__iter__(owner), *args)):
-        return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)
+        return native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)
     item, *limits = args
+    if not all(hasattr(type(limit), "__index__") for limit in limits):
+        return native(fn, *call_support.receiver_and_rest(fn, owner, (None, *limits)), **kwargs)  # its complaint
     limits = [native(operator.index, limit) for limit in limits]
     positions = range(base.__len__(owner))
     matches = (
@@ -529,63 +539,3 @@ _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
     "count": _find,
     "remove": _find,
 }  # fmt: skip
-
-
-def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    world = tracer.world
-    if any(_formats_itself(world, value) for value in (*args, *kwargs.values())):
-        # complaints about the template itself
-        native(owner.format, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything()))
-        return joined(_fields(world, owner, args, kwargs, itertools.count()))
-    ready = tuple(text_ready(world, value) for value in args)
-    return native(
-        fn,
-        *_receiver_and_rest(fn, owner, ready),
-        **{name: text_ready(world, value) for name, value in kwargs.items()},
-    )
-
-
-class _Anything:
-    """Has every attribute and every element, and no text."""
-
-    def __getattr__(self, name: str) -> _Anything:
-        return self
-
-    def __getitem__(self, key: object) -> _Anything:
-        return self
-
-    def __format__(self, spec: str) -> str:
-        return ""
-
-    __str__ = __repr__ = lambda self: ""
-
-
-def _formats_itself(world: Any, value: Any) -> bool:
-    names = ("__format__", "__str__", "__repr__") if type(value) not in PLAIN else ()
-    return any(classes.python_method(world, type(value), name) is not None for name in names)
-
-
-def _fields(world: Any, template: str, args: Args, kwargs: Kwargs, numbers: Iterator[int]) -> list[Any]:
-    """The parts of a formatted string, each value formatted through the border. `numbers`: of the fields that name no
-    argument."""
-    parts: list[Any] = []
-    for literal, field, spec, conversion in native(_string.formatter_parser, template):
-        parts.append(literal)
-        if field is not None:
-            name, path = native(_string.formatter_field_name_split, field)
-            name = next(numbers) if name == "" else name
-            value = native(operator.getitem, args if type(name) is int else kwargs, name)
-            for is_attribute, key in path:
-                value = world.getattr(value, key) if is_attribute else world.getitem(value, key)
-            inner = joined(_fields(world, spec, args, kwargs, numbers))
-            parts.append(world.format(value, ord(conversion) if conversion else 0, inner))
-    return parts
-
-
-_TEXT_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
-    "format": _format_text,
-    "format_map": lambda tracer, fn, owner, args, kwargs: native(
-        fn, *_receiver_and_rest(fn, owner, (text_ready(tracer.world, args[0]),))
-    ),
-    "__mod__": lambda tracer, fn, owner, args, kwargs: tracer.world.binary("%", owner, args[0]),
-}

@@ -14,6 +14,7 @@ import json
 import logging
 import re
 import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ def _of_numpy(fn: Callable[..., Any]) -> Row:
 def _known(tracer: Tracer, value: Any) -> Any:
     if isinstance(value, (np.generic, type)):
         return value
+    if isinstance(value, types.FunctionType):  # none of NumPy's here calls one
+        return MISSING
     value = tracer.world.materialise(value)
     if type(value) not in (list, tuple):
         return plain_data(tracer, value)
@@ -143,6 +146,8 @@ def _error_state(name: str) -> Row:
 
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         states, state = tracer.world.error_states, args[0]
+        if not isinstance(state, np.errstate):
+            return native(getattr(np.errstate, name), *args)  # its complaint
         unknown = name == "__exit__" and (not states or states[-1] is not state)
         if unknown or tracer.world.outside(state) is not None:
             raise GraphBreak("open-context", "a np.errstate that was made before the call")

@@ -13,7 +13,7 @@ import torch
 
 from fusewright._native import isinstance
 from fusewright.base.signals import UserException
-from fusewright.capture.border.native import native
+from fusewright.capture.border.native import give_back, native
 from fusewright.capture.border.native_ready import SCALARS
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.call.support import listed, one_by_one
@@ -90,7 +90,8 @@ class _Ordered:
         try:
             return self.world.truth(self.world.compare("<", self.value, other.value))
         except UserException as signal:
-            raise signal.exception from None
+            held = [signal.exception]
+        give_back(held)
 
 
 def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> None:

@@ -43,7 +43,12 @@ def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     if not recorded:
         _refuse_if_read(tracer)
     given = dict(zip(("message", "category", "stacklevel"), args)) | kwargs
-    message, category, level = given.get("message"), given.get("category") or UserWarning, given.get("stacklevel", 1)
+    message, category, level = given.get("message"), given.get("category"), given.get("stacklevel", 1)
+    category = UserWarning if category is None else category
+    if not hasattr(type(level), "__index__"):
+        native(warnings.warn, "", UserWarning, level)  # its complaint
+    if not isinstance(message, Warning) and not (isinstance(category, type) and issubclass(category, Warning)):
+        native(warnings.warn, "", category)  # its complaint
     frame = tracer.frame
     for _ in range(max(level, 1) - 1 if type(level) is int else 0):
         frame = None if frame is None else frame.back
@@ -144,6 +149,11 @@ def _later(function: Any) -> Any:
 
     def row(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         world, name = tracer.world, function.__name__
+        if name in ("__enter__", "__exit__") and not isinstance(args[0], warnings.catch_warnings):
+            return tracer.inline(function, args, kwargs)
+        if name in ("simplefilter", "filterwarnings"):
+            with warnings.catch_warnings():
+                native(function, *args, **kwargs)  # its complaint, if there is one
         if name in ("__enter__", "__exit__"):
             if world.outside(args[0]) is not None:
                 raise GraphBreak("untraceable-call", "a warnings.catch_warnings that was made outside")

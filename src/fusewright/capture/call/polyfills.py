@@ -20,6 +20,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.text import Carried
 from fusewright.capture.border.values.tuple import tuple_like
 from fusewright.capture.call.builtins import plain_data
 from fusewright.capture.call.support import native_callback
@@ -39,6 +40,7 @@ _ATOMIC = (
     torch.SymInt,
     torch.SymFloat,
     torch.SymBool,
+    Carried,
 )
 _REFLECTIVE = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
@@ -116,6 +118,8 @@ def copy_shallow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def copy_deep(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """`copy.deepcopy(value, memo)`."""
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    if memo is not None and not isinstance(memo, dict):
+        raise GraphBreak("untraceable-call", "copy.deepcopy with a memo that is no dict")
     return _deep(tracer, args[0], {} if memo is None else memo)
 
 
@@ -199,7 +203,7 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         list.extend(made, [convert(element) for element in list.__iter__(value)])
     elif isinstance(value, set):
         set.update(made, [convert(element) for element in set.__iter__(value)])
-    if kind.__dictoffset__:
+    if classes.has_dict(kind):
         attributes = world.materialise(tracer.call(object.__getattribute__, (value, "__dict__")))
         if asks and attributes:
             if tracer.call(hasattr, (made, "__setstate__")):
@@ -234,7 +238,8 @@ def named_tuple(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def cached(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """What `functools.lru_cache` makes of a function: its cache lives as long as this capture, and calls back."""
-    return native(functools._lru_cache_wrapper, native_callback(tracer, args[0]), *args[1:], **kwargs)
+    function = native_callback(tracer, args[0]) if callable(args[0]) else args[0]
+    return native(functools._lru_cache_wrapper, function, *args[1:], **kwargs)
 
 
 ROWS = [

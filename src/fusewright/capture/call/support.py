@@ -25,7 +25,7 @@ import numpy as np
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.native import Trampoline, TrampolineIterator, native
+from fusewright.capture.border.native import Trampoline, TrampolineIterator, give_back, native
 from fusewright.capture.border.native_ready import PLAIN, for_native
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.dict import OutsideDict
@@ -97,6 +97,27 @@ def listed(world: World, obj: Any) -> Any:
     return ready
 
 
+class _NotIterable:
+    """What no iterator can be made of: native code meets the error where it asks for one."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __iter__(self) -> Iterator[Any]:
+        give_back([self.error])
+
+
+def or_error(take: Callable[..., Any], *given: Any) -> Any:
+    """`take(*given)`, for native code; what cannot be taken raises there, where the code reads it."""
+    try:
+        return take(*given)
+    except UserException as signal:
+        error = signal.exception
+    return given[-1] if type(given[-1]) in (type, types.FunctionType) else _NotIterable(error)
+
+
 def iterable_for(cls: type) -> Callable[[World, Any], Any]:
     """How the builtin methods of a class take an iterable."""
     if issubclass(cls, (list, tuple)):
@@ -107,6 +128,11 @@ def iterable_for(cls: type) -> Callable[[World, Any], Any]:
 def drain(world: World, obj: Any) -> list[Any]:
     """All elements of an iterable."""
     return native(list, native_iterable(world, obj))
+
+
+def attribute_name(name: Any) -> str:
+    """`name`, or CPython's complaint about what is no text."""
+    return name if isinstance(name, str) else native(getattr, None, name)
 
 
 def native_callback(tracer: Tracer, fn: Any) -> Any:
@@ -131,3 +157,8 @@ def break_code(fn: Any, otherwise: str) -> str:
         return "clock"
     drawn = issubclass(kind, random.Random) or any(origin.startswith("numpy.random") for origin in origins)
     return "host-random" if drawn else otherwise
+
+
+def receiver_and_rest(fn: Any, owner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments for calling `fn` natively: a descriptor needs its receiver."""
+    return args if hasattr(fn, "__self__") and fn.__self__ is owner else (owner, *args)

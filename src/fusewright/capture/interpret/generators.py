@@ -17,7 +17,7 @@ from fusewright.base.signals import GraphBreak, Signal, UserException
 from fusewright.capture.border.absent import STAND_FOR
 from fusewright.capture.border.attributes import GETATTRS
 from fusewright.capture.border.interfaces import World
-from fusewright.capture.border.native import settled
+from fusewright.capture.border.native import give_back, settled
 from fusewright.capture.border.values import object as objects
 
 
@@ -119,7 +119,7 @@ class InterpretedGenerator:
             value = None
         try:
             if raised is not None:
-                raise raised
+                give_back([raised])
             raise StopIteration if value is None else StopIteration(value)
         finally:
             del raised, error
@@ -226,12 +226,11 @@ class InterpretedGenerator:
 
     def _plain(self, function: Any, args: tuple[object, ...]) -> object:
         """Calls through the border; a user's exception leaves as itself."""
-        error: BaseException
         try:
             return self.tracer.call(function, args)
         except UserException as signal:
-            error = signal.exception
-        raise error
+            held = [signal.exception]
+        give_back(held)
 
 
 def _may_be_closed(inner: object) -> bool:

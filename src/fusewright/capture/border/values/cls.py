@@ -56,10 +56,10 @@ def native_new(cls: type) -> Any:
     base: Any = cls
     while not isinstance(base.__new__, types.BuiltinFunctionType):
         base = base.__base__
-    return None if base.__flags__ & _DISALLOW_INSTANTIATION else base.__new__
+    return None if base.__flags__ & DISALLOW_INSTANTIATION else base.__new__
 
 
-_DISALLOW_INSTANTIATION = 1 << 7
+DISALLOW_INSTANTIATION = 1 << 7
 
 
 def said_name(cls: type) -> str:
@@ -69,6 +69,11 @@ def said_name(cls: type) -> str:
     except AttributeError as error:
         return str(error).split("'")[1]
     return cls.__name__
+
+
+def has_dict(cls: type) -> bool:
+    """Whether instances have a dictionary to read: TypeVar, from CPython 3.12 on, keeps one to itself."""
+    return cls.__dictoffset__ != 0 and lookup(cls, "__dict__") is not MISSING
 
 
 def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:

@@ -27,7 +27,9 @@ import numpy as np
 import torch
 
 from fusewright._native import isinstance
+from fusewright.capture.border.dynamic import from_argument
 from fusewright.capture.border.values import number
+from fusewright.capture.border.values.text import Carried
 from fusewright.capture.guards.sources import Attribute, Source
 
 if TYPE_CHECKING:
@@ -71,6 +73,13 @@ FROZEN_TYPES: frozenset[type] = Types({
 })  # fmt: skip
 
 
+# Those of them that a program makes afresh, and that are no callables: what only hands them on serves any.
+CARRIED_TYPES: frozenset[type] = frozenset({
+    re.Match, decimal.Decimal, fractions.Fraction, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
+    datetime.timezone, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath,
+})  # fmt: skip
+
+
 def is_literal(value: Any) -> bool:
     """Whether one EQUALS guard can compare `value`: a constant of a plain type, or a tuple of such."""
     kind = type(value)
@@ -108,6 +117,26 @@ def load_is(world: World, real: object, source: Source) -> object:
     return real
 
 
+def load_carried(world: World, real: object, source: Source) -> object:
+    """A date and the like. One that comes with the call is only handed on until somebody looks at it; then it is known
+    by identity, unless three of them have been seen at this place."""
+    tracer = world.tracer
+    if tracer.options.exporting or not from_argument(source, world.module_sources):
+        return load_is(world, real, source)
+    key = (tracer.function.__code__, "carried", source)
+    seen: Any = tracer.history.setdefault(key, (real,))
+    if len(seen) < _IDENTITIES and not any(one is real for one in seen):
+        seen = tracer.history[key] = (*seen, real) if len(seen) + 1 < _IDENTITIES else (None,) * _IDENTITIES
+    changes = len(seen) == _IDENTITIES and not tracer.options.fullgraph
+    if not (changes or tracer.assumptions.carries):
+        return load_is(world, real, source)
+    world.guard("TYPE", source, type(real))
+    return world.stand_in(real, source, Carried(type(real), changes))
+
+
+_IDENTITIES = 3
+
+
 def load_slice(world: World, real: slice, source: Source) -> object:
     """A slice is rebuilt from its loaded parts."""
     world.guard("TYPE", source, slice)
@@ -115,5 +144,8 @@ def load_slice(world: World, real: slice, source: Source) -> object:
 
 
 EXACT: dict[type, Any] = (
-    dict.fromkeys(EQUALS_TYPES, load_equals) | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is) | {slice: load_slice}
+    dict.fromkeys(EQUALS_TYPES, load_equals)
+    | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is)
+    | dict.fromkeys(CARRIED_TYPES, load_carried)
+    | {slice: load_slice}
 )

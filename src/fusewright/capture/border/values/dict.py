@@ -269,7 +269,9 @@ VIEWS: dict[type, Any] = {
 
 def shown_method(method: types.MethodType) -> Any:
     """A method of another dict that looks like what stands for one of a dict's; None if it is any other method."""
-    return getattr({}, method.__func__.__name__) if type(method.__self__) is OutsideDict else None
+    name = method.__func__.__name__
+    ours = type(method.__self__) is OutsideDict and vars(OutsideDict).get(name) is method.__func__
+    return getattr({}, name) if ours else None
 
 
 def load_view(world: World, real: Any, source: Source) -> object:
@@ -287,7 +289,13 @@ def load_subclass(world: World, real: Any, source: Source) -> object:
     check_no_slots(cls)
     base: Any = next(kind for kind in (OrderedDict, defaultdict, dict) if isinstance(real, kind))
     world.guard("TYPE", source, cls)
-    keys = tuple(base.__iter__(real))
+    try:
+        held = contents(real)
+    except KeyError:
+        held = ()
+    if len(held) != 2 * dict.__len__(real):
+        raise GraphBreak("opaque-object", "an OrderedDict that a dict's method has written to")
+    keys = held[::2]
     world.guard("KEYS", source, keys)
     shadow: Any = base.__new__(cls)
     if base is defaultdict:
@@ -295,9 +303,9 @@ def load_subclass(world: World, real: Any, source: Source) -> object:
         world.guard("CALL", source, _HasFactory(real.default_factory))
         defaultdict.__init__(shadow, callback(world, factory))
     world.stand_in(real, source, shadow)
-    for index, key in enumerate(keys):
-        value = world.load(dict.__getitem__(real, key), Item(source, key))
-        base.__setitem__(shadow, load_key(world, key, source, index), value)
+    for index, (key, value) in enumerate(zip(keys, held[1::2], strict=True)):
+        inside = world.load(value, Item(source, key))
+        base.__setitem__(shadow, load_key(world, key, source, index), inside)
     attributes = None if cls is OrderedDict else load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))
     return shadow

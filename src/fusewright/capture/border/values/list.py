@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import Shadow, contents
+from fusewright.capture.border.values import cls as classes
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ APPEND = frozenset({"append", "extend"})
 def load_attributes(world: World, real: object, source: Source, shadow: object) -> dict[str, object] | None:
     """Copies the instance dictionary of a container subclass's instance to its shadow; gives what was loaded, None
     without a dictionary."""
-    if type(real).__dictoffset__ == 0 or not _is_heap_type(type(real)):
+    if not classes.has_dict(type(real)) or not _is_heap_type(type(real)):
         return None
     attributes = object.__getattribute__(real, "__dict__")
     where = InstanceDict(source)

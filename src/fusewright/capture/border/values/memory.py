@@ -74,6 +74,7 @@ class Address:
     """`tensor.data_ptr()`, or that of its storage: an int that is known to be equal to another one, or not."""
 
     __slots__ = ("of_storage", "tensor", "world")
+    refuse = _refuse
 
     def __init__(self, world: World, tensor: TracedTensor, of_storage: bool = False) -> None:
         self.world, self.tensor, self.of_storage = world, tensor, of_storage

@@ -26,6 +26,9 @@ from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import cls as classes, function as functions
 from fusewright.capture.border.values.dict import OutsideDict, read_namespace
+from fusewright.capture.border.values.memory import Address
+from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source
 from fusewright.capture.guards.types import HoldsValue
@@ -80,7 +83,7 @@ def instance_dict(world: World, obj: object) -> Any:
     kind = type(obj)
     if issubclass(kind, threading.local):
         return _of_thread(world, obj)  # type: ignore[arg-type]
-    if kind.__dictoffset__ == 0 and not issubclass(kind, types.ModuleType):
+    if not classes.has_dict(kind) and not issubclass(kind, types.ModuleType):
         return None
     record = world.outside(obj)
     if issubclass(kind, enum.Enum) and not world.is_inside_class(kind):
@@ -169,9 +172,8 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
         return value
     if found is not MISSING:
         return bind(world, found, obj, kind, name)
-    raise UserException(
-        AttributeError(f"'{classes.said_name(kind)}' object has no attribute '{name}'", name=name, obj=obj)
-    )
+    said = f"'{classes.said_name(world.type_of(obj))}' object has no attribute '{name}'"
+    raise UserException(AttributeError(said, name=name, obj=obj))
 
 
 def note_missing(world: World, error: BaseException, obj: object, name: str) -> None:
@@ -339,6 +341,7 @@ def setattr_object(world: World, obj: object, name: str, value: object) -> None:
 
 def generic_setattr(world: World, obj: object, name: str, value: object) -> None:
     """`object.__setattr__(obj, name, value)`."""
+    obj = _plain(world, obj)
     kind = type(obj)
     if name == "__traceback__" and issubclass(kind, BaseException):
         if type(value) is not AbsentTraceback or value.error is not obj:
@@ -389,6 +392,18 @@ def _refusal(change: Callable[[object], None], probe: object, obj: object) -> Us
     raise AssertionError("the probe has taken the change")
 
 
+def _plain(world: World, obj: object) -> object:
+    """A number or a text for what stands for one: it refuses every attribute, and the stand-in might not."""
+    obj = _PLAIN[type(obj)]() if type(obj) in _PLAIN else concrete(obj)
+    kind = world.type_of(obj)
+    if kind is not type(obj) and type(obj) is not OutsideDict:
+        raise GraphBreak("opaque-object", f"a store to an attribute of a {kind.__qualname__}")
+    return obj
+
+
+_PLAIN: dict[type, type] = {TensorText: str, Address: int}
+
+
 class _Probe:
     """An object with a dictionary."""
 
@@ -404,6 +419,7 @@ def delattr_object(world: World, obj: object, name: str) -> None:
 
 def generic_delattr(world: World, obj: object, name: str) -> None:
     """`object.__delattr__(obj, name)`."""
+    obj = _plain(world, obj)
     kind = type(obj)
     found = classes.guarded_lookup(world, kind, name)
     if found is not MISSING and is_data_descriptor(world, found):

@@ -1,8 +1,8 @@
-"""Text that shows tensors: an f-string's result whose characters nobody may look at while the graph is recorded.
+"""Values that nobody may look at while the graph is recorded: texts that show tensors, and what is carried along.
 
 Takes the pieces of a formatted string; gives a `TensorText`, which is carried about, dropped (the message of a check
-that holds), or made outside, after the graph. Always holds: whatever would look at the characters is the graph break
-"print-tensor", at that place.
+that holds), or made outside, after the graph. Always holds: whatever would look at its characters is the graph break
+"print-tensor", at that place; what would look at a `Carried` is refused likewise.
 """
 
 from __future__ import annotations
@@ -12,14 +12,32 @@ from typing import Any, NoReturn
 
 import torch
 
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import GraphBreak, Retry
 
 
-def _refuse(*args: object, **kwargs: object) -> NoReturn:
-    raise GraphBreak("print-tensor", "a tensor turned into text")
+class Unread:
+    """Stands for a value that nobody may look at while the graph is recorded: whatever would do so is refused."""
+
+    __slots__ = ()
+
+    def refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError
+
+    __str__ = __repr__ = __format__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = __iter__ = __contains__ = (
+        __getitem__
+    ) = lambda self, *args: self.refuse()
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __reduce_ex__ = (
+        __mod__
+    ) = __rmod__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = __pow__ = (
+        __rpow__
+    ) = __or__ = __ror__ = __and__ = __rand__ = __xor__ = __rxor__ = __neg__ = __pos__ = __abs__ = __invert__ = (
+        __int__
+    ) = __float__ = __complex__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = __bytes__ = __fspath__ = (
+        lambda self, *args: self.refuse()  # type: ignore[assignment]
+    )
 
 
-class TensorText:
+class TensorText(Unread):
     """pieces: strings, and (tensor, function that makes its text, further arguments, the tensor's version)."""
 
     __slots__ = ("pieces",)
@@ -27,20 +45,36 @@ class TensorText:
     def __init__(self, pieces: tuple[Any, ...]) -> None:
         self.pieces = pieces
 
-    __str__ = __repr__ = __format__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = __iter__ = __contains__ = (
-        __getitem__
-    ) = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __reduce_ex__ = (
-        _refuse  # type: ignore[assignment]
-    )
+    def refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise GraphBreak("print-tensor", "a tensor turned into text")
+
+
+class Carried(Unread):
+    """Stands for an immutable value from outside that is handed on. changes: other ones have been there at other calls,
+    so that what looks at it breaks the graph; else it makes the next attempt take the value itself."""
+
+    __slots__ = ("changes", "kind")
+
+    def __init__(self, kind: type, changes: bool) -> None:
+        self.kind = kind
+        self.changes = changes
+
+    def refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        if not self.changes:
+            raise Retry(carries=False)
+        raise GraphBreak("opaque-object", f"a {self.kind.__qualname__} that changes from call to call is looked at")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
 
 
 def text_of(tensor: torch.Tensor, make: Callable[..., str], *arguments: str) -> TensorText:
     """`make(tensor, *arguments)`, to be computed after the graph. An inference tensor breaks the graph: its writes are
     not counted."""
-    if tensor.is_inference():
-        _refuse()
-    return TensorText(((tensor, make, arguments, tensor._version),))
+    made = TensorText(((tensor, make, arguments, tensor._version),))
+    return made.refuse() if tensor.is_inference() else made
 
 
 def joined(parts: list[Any]) -> Any:
@@ -53,11 +87,11 @@ def joined(parts: list[Any]) -> Any:
 
 
 def refuse_if_shown(values: Any, said: str = "", depth: int = 0) -> None:
-    """The graph break of native code that was given such text and complained: `said` names what an iterator gave it."""
-    if TensorText.__name__ in said:
-        _refuse()
+    """The refusal of native code that was given such a value and complained: `said` names what an iterator gave it."""
+    if TensorText.__name__ in said or Carried.__name__ in said:
+        TensorText(()).refuse()
     for value in values:
-        if type(value) is TensorText:
-            _refuse()
+        if issubclass(type(value), Unread):
+            value.refuse()
         if depth < 3 and type(value) in (list, tuple):
             refuse_if_shown(value, depth=depth + 1)
