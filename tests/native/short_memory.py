@@ -27,7 +27,7 @@ LIBRARIES = {"native": _native.__file__, "torch": "/libc10.so"}
 """What the path of the library ends with."""
 
 
-FEWEST, MORE = 20, 100
+FEWEST, MORE = 50, 100
 """Failures before what the process holds is counted, and until it is counted again."""
 
 
@@ -127,9 +127,12 @@ def main(path: str, whose: str, calls: int, name: str) -> None:
             step(compiled, x, w)
         with STREAM.listening(events.append):
             found, failed = shim.failing(number, compiled, x, w)
+            short = [event for event in events if isinstance(event, Skipped) and event.report.code == "memory-short"]
+            assert failed or not short, "memory is short where no request failed"
             for results in (expected if found is None else found, step(compiled, x, w)):
                 torch.testing.assert_close(results, expected)
-        unwanted = [event for event in events if isinstance(event, (Broken, Skipped)) and name != "broken"]
+        breaks = [event for event in events if isinstance(event, (Broken, Skipped)) and name != "broken"]
+        unwanted = [event for event in breaks if event not in short]
         assert not unwanted, unwanted
         events.clear()
         if not failed:
@@ -145,7 +148,7 @@ def main(path: str, whose: str, calls: int, name: str) -> None:
     (objects, kilobytes), (objects_then, kilobytes_then) = held(), before
     left = objects - objects_then
     told = f"left by {MORE} failures: {left.most_common(8)}, {kilobytes - kilobytes_then} KiB"
-    assert left.total() < MORE // 2 and kilobytes - kilobytes_then < 4 * 1024, told
+    assert left.total() < MORE // 2 and kilobytes - kilobytes_then < 8 * 1024, told
     print(requests)
 
 
