@@ -33,7 +33,7 @@ from fusewright.loops.ir import (
     Masked,
     Store,
 )
-from fusewright.sizes.expressions import Expr, bounds
+from fusewright.sizes.expressions import Expr
 
 # Where numbers next to each other give results that are not: what comes in is rounded where eager rounds it.
 _STEPS = frozenset({"floor", "ceil", "round", "trunc", "frac", "floor_divide", "trunc_divide", "remainder", "fmod"})
@@ -46,13 +46,11 @@ def _is_step(expr: Apply) -> bool:
 
 
 class Evaluator:
-    """`view` is the stage whose expressions are evaluated; set it before evaluating (indices are read through it).
-    `outer`: the loops around all stages."""
+    """`view` is the stage whose expressions are evaluated; set it before evaluating (indices are read through it)."""
 
-    def __init__(self, b: FunctionBuilder, pointers: dict[str, Pointer], outer: tuple[Axis, ...] = ()) -> None:
+    def __init__(self, b: FunctionBuilder, pointers: dict[str, Pointer]) -> None:
         self.b = b
         self.pointers = pointers
-        self.outer = outer
         self.indexer = Indexer(b)
         self.memory = Memory(b, self.indexer)
         self.view: StageView
@@ -161,12 +159,7 @@ class Evaluator:
         if expr.wrap:
             value = b.select(b.compare("icmp slt", value, zero), b.op("add", value, extent), value)
         bad = b.compare("icmp uge", value, extent)
-        reported, around = bad, {name for scope in ctx.chain[: level + 1] for name in scope.defines}
-        for axis in (*self.outer, *self.view.axes):  # of a loop that may be empty nothing is checked
-            if axis.symbol not in around and (bounds(axis.extent)[0] or 0) <= 0:
-                runs = b.compare("icmp sgt", self.indexer.scalar(ctx.uniform, axis.extent), zero)
-                reported = b.op("and", reported, runs)
-        b.report(reported)
+        b.report(bad)
         return b.select(bad, zero, value)
 
     def bindings(self, ctx: Context, bindings: tuple[tuple[Expr, Expression], ...]) -> Bound:
