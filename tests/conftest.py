@@ -62,7 +62,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     fusewright.set_stance("default")
 
 
-LONG = frozenset(TESTS / name for name in ("test_docs.py", "test_examples.py", "native/test_short_memory.py"))
+LONG = frozenset(
+    TESTS / name
+    for name in ("test_docs.py", "test_examples.py", "native/test_short_memory.py", "distributed/test_distributed.py")
+)
 """Files of few tests that take minutes."""
 
 

@@ -21,6 +21,7 @@ from fusewright.runtime.training_graphs import CAPTURING, HOOKED, KEPT, MOVING, 
 
 STATE: list[torch.Tensor] = []
 """What a forward writes to in place."""
+BATCHES: list[torch.Tensor] = []
 
 
 class Recording:
@@ -113,7 +114,10 @@ def compiled(model: Any, **options: Any) -> Any:
 
 
 def batch(k: int, rows: int = 5) -> torch.Tensor:
-    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(k))
+    """All that were made are kept, so that none lies where another has lain: how often a forward is recorded depends on
+    that."""
+    BATCHES.append(torch.randn(rows, 6, generator=torch.Generator().manual_seed(k)))
+    return BATCHES[-1]
 
 
 def train(run: Any, model: nn.Module, steps: int = 8) -> list[torch.Tensor]:
