@@ -37,7 +37,7 @@ demo: setup
 
 # A process that ended is replaced, and begins with the test that ended it: so not for ever.
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 bench: setup
 	$(BIN)/python benchmarks/compare.py

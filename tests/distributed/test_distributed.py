@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 
-def launch(module: str, size: int, folder: Path, *more: str, timeout: float = 240) -> list[tuple[int, str]]:
+def launch(module: str, size: int, folder: Path, *more: str, timeout: float = 900) -> list[tuple[int, str]]:
     """Runs a module as that many processes, with rank, world size, a store's file and a report's file; gives the exit
     codes and what was printed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
