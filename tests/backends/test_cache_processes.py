@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusewright.runtime.cache import NOTE, STALE_SECONDS, SUFFIX, UNLOCKED_SECONDS, DiskCache
+from fusewright.runtime.cache import NOTE, SCANNED, STALE_SECONDS, SUFFIX, UNLOCKED_SECONDS, DiskCache
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ def run(folder: Path, kills: int, seed: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     cache = DiskCache(folder, 1 << 30)
     assert cache.entries() and cache.verify() == []
-    left = [path for path in folder.rglob("*") if path.is_file() and path.suffix != SUFFIX and path.name != NOTE]
+    left = [path for path in folder.rglob("*") if path.is_file() and path.suffix != SUFFIX and path.name not in (NOTE, SCANNED)]
     assert all(path.name.startswith("tmp-") for path in left) and len(left) <= kills + 8
     assert UNLOCKED_SECONDS < STALE_SECONDS
     past = time.time() - UNLOCKED_SECONDS - 1

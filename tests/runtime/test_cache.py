@@ -30,6 +30,7 @@ from fusewright.base.events import STREAM, CacheUse
 from fusewright.runtime import host
 from fusewright.runtime.cache import (
     KERNEL_MAGIC,
+    SCANNED,
     STALE_SECONDS,
     SUFFIX,
     UNLOCKED_SECONDS,
@@ -149,6 +150,24 @@ def test_what_was_not_used_for_longest_goes_first(cache: DiskCache) -> None:
     cache.evict()
     assert {entry.label for entry in cache.entries()} == {"a", "g", "h"}
     assert cache.size() <= cache.limit
+
+
+def test_a_look_at_every_file_is_rare(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes as long as there are files: one for many writes, and none in a process behind another's."""
+    looks: list[DiskCache] = []
+    look = DiskCache.evict
+    monkeypatch.setattr(DiskCache, "evict", lambda self: (looks.append(self), look(self)))
+    for number in range(100):
+        cache.put(key_of(str(number)), "f", bytes(400))
+    assert looks == [cache]
+    again = DiskCache(cache.folder, cache.limit)
+    again.put(key_of("again"), "f", bytes(400))
+    assert looks == [cache]
+    again.put(key_of("much"), "f", bytes(cache.limit // 16))
+    assert looks == [cache, again]
+    os.utime(cache.folder / SCANNED, (1e9, 1e9))
+    DiskCache(cache.folder, cache.limit).put(key_of("later"), "f", b"x")
+    assert len(looks) == 3
 
 
 def test_what_dead_writers_left_is_removed(cache: DiskCache) -> None:
@@ -320,7 +339,7 @@ def test_writers_killed_at_any_moment_damage_nothing(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         for name in map(str, range(40)):
             assert cache.get(key_of(name)) in (None, (name * 50_000).encode())
-    left = [path for path in folder.rglob("*") if path.is_file() and path.suffix != SUFFIX]
+    left = [path for path in folder.rglob("*") if path.is_file() and path.suffix != SUFFIX and path.name != SCANNED]
     assert all(path.name.startswith("tmp-") for path in left)  # no lock; these go when they are old
 
 
@@ -418,11 +437,13 @@ def kernel_file(name: str, body: bytes) -> bytes:
 
 def test_gpu_kernels_count_are_checked_and_go(cache: DiskCache) -> None:
     names = [key_of(str(i))[:48] for i in range(3)]
+    limit, cache.limit = cache.limit, 1 << 30  # a look does not come by itself
     for i, name in enumerate(names):
         assert cache.put_kernel(name, kernel_file(name, b"{}\n" + bytes(400_000)))
         os.utime(cache.folder / "cubin" / f"{name}.cubin", (i, i))
     assert cache.kernels() == 3 and cache.size() > 1_200_000 and not cache.entries()
     cache.put(key_of("a"), "f", b"x")
+    cache.limit = limit
     cache.evict()  # the limit is a mebibyte; what is left is at most four fifths of it
     assert {name for name, _ in cache.kernel_files()} == set(names[1:]) and cache.get(key_of("a")) == b"x"
     file = cache.folder / "cubin" / f"{names[2]}.cubin"

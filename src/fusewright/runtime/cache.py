@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import stat
@@ -49,8 +50,12 @@ UNLOCKED_SECONDS = 5.0
 PATIENCE = 30.0
 """Seconds to wait for an entry that another process is making."""
 TOUCH_SECONDS = 3600.0
-SCAN_EVERY = 32
-"""Writes between two looks at the folder's size (the first write of a process looks too)."""
+SCANNED = "scanned"
+"""The file whose time says when a process looked at the folder's size last."""
+SCAN_SECONDS = 3600.0
+"""A look is due behind so long,"""
+SCAN_SHARE = 16
+"""or when this process has written this part of the limit since its last one: a look asks for every file's size."""
 WARNED = "fusewright's disk cache: "
 """How its warnings begin."""
 _HEADER = struct.Struct("<5s32sI")
@@ -170,7 +175,8 @@ class DiskCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
         self.limit = limit
-        self._writes = 0
+        self._written = 0  # bytes since the last look at the folder's size
+        self._looked: float | None = None  # when that was; None before the first write
         self._warned: set[str] = set()
         self.used: set[str] = set()
         """Keys that this process has read or written."""
@@ -259,10 +265,18 @@ class DiskCache:
         except OSError as error:
             self._warn_once(f"an entry could not be written to {self.folder} ({error.strerror or error})")
             return False
-        if self._writes % SCAN_EVERY == 0:
+        self._written += len(data)
+        if self._is_look_due():
             self.evict()
-        self._writes += 1
         return True
+
+    def _is_look_due(self) -> bool:
+        if self._looked is None:
+            try:
+                self._looked = os.stat(self.folder / SCANNED).st_mtime
+            except OSError:
+                self._looked = -math.inf
+        return self._written * SCAN_SHARE > self.limit or abs(time.time() - self._looked) > SCAN_SECONDS
 
     def noted(self, key: str) -> bytes | None:
         """What `note` kept last, if it was under this key."""
@@ -319,7 +333,8 @@ class DiskCache:
         for path in self._temporaries():
             self._remove(path)
         if self._is_usable():
-            self._remove(self.folder / NOTE)
+            for name in (NOTE, SCANNED):
+                self._remove(self.folder / name)
         return count
 
     def verify(self) -> list[str]:
@@ -338,6 +353,10 @@ class DiskCache:
     def evict(self) -> None:
         """Brings the folder back under its limit, and removes what dead writers left."""
         now = time.time()
+        self._written, self._looked = 0, now
+        if self._is_usable():
+            with contextlib.suppress(OSError):  # the next process looks again
+                (self.folder / SCANNED).touch(mode=0o600)
         for path in self._temporaries():
             with contextlib.suppress(OSError):
                 if now - path.stat().st_mtime > (UNLOCKED_SECONDS if _is_abandoned(path) else STALE_SECONDS):
