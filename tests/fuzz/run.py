@@ -219,11 +219,18 @@ class Worker:
     def eager_runs(self, seed: int) -> bool:
         """Whether the program ends without a compiler, and does not end the process (a division that overflows
         does)."""
-        command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--eager", "--seed", str(seed)]
+        return self.asked(seed, "--eager") is not None
+
+    def asked(self, seed: int, what: str) -> str | None:
+        """What a process of its own prints about a seed (generators want a process's main thread); None if it fails
+        or takes too long."""
+        command = [sys.executable, "-m", "tests.fuzz.run", self.generator, what, "--seed", str(seed)]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
         try:
-            return subprocess.run(command, capture_output=True, timeout=SLOWEST).returncode == 0
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SLOWEST, env=environment)
         except subprocess.TimeoutExpired:
-            return False
+            return None
+        return done.stdout if done.returncode == 0 else None
 
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
@@ -256,7 +263,7 @@ class Worker:
                     return self.seeds.stop
                 process.kill()
                 if self.eager_runs(seed):
-                    self.say("hang", seed, GENERATORS[self.generator](seed))
+                    self.say("hang", seed, self.asked(seed, "--show") or "")
                 return seed
             if line is None:
                 process.wait()
