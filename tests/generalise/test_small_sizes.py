@@ -280,3 +280,31 @@ def test_what_needs_elements_raises_without(function: Callable[[torch.Tensor], A
                 compiled(x)
             continue
         torch.testing.assert_close(compiled(x), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.view(-1, len(x)),
+        lambda x: x.flatten().view(-1, x.numel()),
+        lambda x: x.reshape(x.shape[1], -1),
+        lambda x: x.flatten().view(len(x), -1) * 2,
+        lambda x: x.unflatten(0, (-1, len(x))),
+    ],
+)
+def test_a_size_that_is_left_open_is_none_where_the_others_are_0(function: Callable[..., Any]) -> None:
+    """Eager refuses it: any size would do."""
+
+    def outcome(function: Callable[..., Any], x: torch.Tensor) -> object:
+        try:
+            return function(x)
+        except Exception as error:
+            return type(error)
+
+    compiled = fusewright.compile(function, dynamic=True)
+    for shape in ((3, 1), (5, 1), (4, 3), (0, 1), (1, 0), (0, 2), (2, 0)):
+        expected, found = (outcome(one, torch.ones(shape)) for one in (function, compiled))
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(found, expected)
+        else:
+            assert found == expected, shape

@@ -150,6 +150,69 @@ def test_a_wrong_index_changes_nothing_and_raises_eagers_error(function, dynamic
     assert torch.equal(ours, before)
 
 
+def outcome(function, *args):
+    """The exception's class, or the result; and what the arguments hold then."""
+    try:
+        result = function(*args)
+    except Exception as error:
+        result = type(error)
+    return result, args
+
+
+def scattered(a, b):
+    return a.scatter_(0, torch.zeros_like(a, dtype=torch.int64), 0.25)
+
+
+def put(a, b):
+    return a.index_put_((b.long(),), b)
+
+
+@pytest.mark.parametrize("update", [scattered, put, lambda a, b: a.index_add_(0, b.long(), b), torch.Tensor.mul_])
+def test_a_branch_on_what_was_written_that_goes_the_other_way(update):
+    """What was taken for granted is known to be wrong behind the write: the call that is repeated finds the old value."""
+
+    def f(a, b):
+        return a + 1 if update(a, b).sum() > 0 else a - 1
+
+    compiled = fusewright.compile(f, options={"speculate": True})
+    for sign in (1, 1, -1):
+        for function in (f, compiled):
+            a = sign * torch.ones(3)
+            result = function(a, torch.ones(3))
+            expected = (result, a) if function is f else expected
+        torch.testing.assert_close((result, a), expected)
+
+
+def masked(a, b):
+    a.mul_(0)
+    b.add_(1)
+    a[a > 1] = b
+
+
+def weight_of_other_channels(a, b):
+    wide = b.abs().expand(5, 3, 3)
+    made = torch.nn.functional.conv_transpose1d(wide, wide)
+    b.add_(1)
+    return made
+
+
+def singular(a, b):
+    a.add_(1)
+    made = torch.linalg.inv(b.expand(3, 3))
+    b.add_(1)
+    return made
+
+
+@pytest.mark.parametrize("function", [masked, weight_of_other_channels, singular], ids=lambda f: f.__name__)
+def test_an_operator_that_fails_leaves_what_eager_leaves(function):
+    """What was written before it, and not what is written behind it."""
+    compiled = fusewright.compile(function)
+    with torch.no_grad():
+        expected, found = (outcome(f, torch.ones(1), torch.ones(3)) for f in (function, compiled))
+    assert isinstance(expected[0], type) and found[0] is expected[0]
+    torch.testing.assert_close(found[1], expected[1])
+
+
 @pytest.mark.parametrize("pick", [lambda t, i: t[i] * 2, lambda t, i: t.index_select(1, i)])
 @pytest.mark.parametrize("shape", [(4,), (1, 7)])
 def test_an_update_shares_neither_a_kernel_nor_a_region_with_a_check(shape, pick):

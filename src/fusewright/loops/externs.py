@@ -18,6 +18,7 @@ import torch
 from fusewright.base.records import dataclass
 from fusewright.graph.nodes import leaves
 from fusewright.loops.ir import BufferRef
+from fusewright.operators.schema import facts
 
 Placement = Literal["out", "returned"]
 
@@ -137,6 +138,12 @@ def may_keep_arguments(target: Any) -> bool:
     """Whether the operator may hold a tensor that it was given after the call: PyTorch's own never do. Others get
     copies of memory that will be used again."""
     return not isinstance(target, torch._ops.OpOverload) or target.namespace not in BUILTIN_NAMESPACES
+
+
+def may_raise(target: Any) -> bool:
+    """Whether a call that capture has accepted may still fail: for the values it is given, or as the program's own
+    operators like."""
+    return may_keep_arguments(target) or facts(target).may_fail
 
 
 def gives_whole_memory(target: Any) -> bool:

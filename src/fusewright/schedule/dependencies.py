@@ -14,6 +14,7 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.loops import ir
+from fusewright.loops.externs import may_raise
 from fusewright.loops.ir import (
     BufferRef,
     Expression,
@@ -315,8 +316,8 @@ def _edges(
     shared: dict[str, frozenset[str]],
     outside: frozenset[str],
 ) -> Dependencies:
-    """`outside`: buffers that exist before the call. They are written to after every check has passed: a call that
-    fails one is repeated eagerly, and must not have changed anything."""
+    """`outside`: buffers that exist before the call. They are written to after every check before them has passed, and
+    every operator that may fail: such a call is repeated eagerly, and must not have changed anything."""
     checks: list[int] = []
     last_writer: dict[str, int] = {}
     readers_since: dict[str, list[int]] = {}
@@ -337,7 +338,7 @@ def _edges(
             writers.setdefault(name, []).append(position)
         if not outside.isdisjoint(entry.writes):
             before.update(checks)
-        if isinstance(operation, Extern) and not entry.writes:
+        if isinstance(operation, Extern) and (not entry.writes or may_raise(operation.target)):
             checks.append(position)
         if isinstance(operation, Extern) and operation.ordered:
             if last_ordered >= 0:

@@ -84,7 +84,7 @@ def _start(program: LoopProgram, uses: _Uses, changed: str, target: str, end: in
         return None
     if not all(_may_write(operations[position]) for position in writers[1:]):
         return None
-    if any(isinstance(one, Extern) and not one.outputs and not one.mutates for one in operations[first:]):
+    if any(isinstance(one, Extern) and not any(one.outputs) and not one.mutates for one in operations[first:]):
         return None  # a check, and a call that fails it is repeated eagerly: see `dependencies._edges`
     both = (operations[start], operations[end])
     return start if all(_is_whole(one, original) for one in both if isinstance(one, Pointwise)) else None

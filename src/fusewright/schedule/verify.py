@@ -2,7 +2,7 @@
 
 Takes a `Plan`; raises `PlanError` naming the kernel and the rule that is broken. Always holds after it passes: names
 are defined before they are read, stages keep the rules of `plan.py`, every buffer is written before it is read, and
-live buffers do not overlap in the arena.
+live buffers do not overlap in the arena; inputs are written to when every check has passed.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def verify(plan: Plan) -> None:
             _require(name in plan.buffers, f"{kernel.name}: buffer {name} is not in the plan")
             _require(plan.buffers[name].element == dtype, f"{kernel.name}: {name} has another dtype in the plan")
     _verify_order(plan)
+    _verify_checks(plan)
     _verify_horizontal(plan)
     _verify_arena(plan)
 
@@ -186,6 +187,17 @@ def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
         *(name for name in extern.outputs if name is not None),
         *extern.mutates,
     }
+
+
+def _verify_checks(plan: Plan) -> None:
+    changed: set[str] = set()
+    for number, step in enumerate(plan.steps):
+        writes = _touched(plan, number)[1]
+        _require(
+            bool(writes) or not changed,
+            f"step {number} may fail, its call cannot be repeated: {sorted(changed)} is written to before it",
+        )
+        changed |= {name for name in writes if plan.buffers[name].role == "input"}
 
 
 def _first_writes(kernel: Kernel) -> set[str]:

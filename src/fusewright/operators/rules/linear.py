@@ -117,6 +117,8 @@ def _convolution(
     if input.ndim != weight.ndim or rank < 1 or input.dtype != weight.dtype or 0 in input.shape:
         return NotImplemented
     if not same(input.shape[1], weight.shape[0] if transposed else weight.shape[1] * groups):
+        if transposed:  # the same
+            raise RuntimeError(f"a weight of {weight.shape[0]} input channels for an input of {input.shape[1]}")
         return NotImplemented
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     shape: list[Dim] = [input.shape[0], channels]

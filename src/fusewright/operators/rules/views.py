@@ -33,7 +33,7 @@ def full_shape(t: TensorType, size: Sequence[Dim]) -> tuple[Dim, ...]:
             raise Undecided
         return tuple(size)
     others = product(d for d in size if d != -1)
-    if others == 0 or list(size).count(-1) > 1:
+    if same(others, 0) or list(size).count(-1) > 1:
         raise Undecided
     missing = floor_div(total, others)
     if not same(missing * others, total):
