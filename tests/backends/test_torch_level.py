@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import importlib.metadata
@@ -133,6 +134,21 @@ def test_what_a_backend_raises_names_it() -> None:
         fusewright.compile(f, backend=lambda gm, inputs: 3)(torch.ones(2))
     with pytest.raises(fusewright.OptionError, match="takes no options"):
         fusewright.compile(f, backend=lambda gm, inputs: gm, options={"a": 1})(torch.ones(2))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 1)])
+def test_what_a_failed_call_wrote_to_an_expanded_tensor_is_put_back(shape: tuple[int, ...]) -> None:
+    def f(x: torch.Tensor, rows: torch.Tensor, row: int) -> torch.Tensor:
+        x[:1].mul_(2)
+        return rows[[row]]
+
+    compiled = fusewright.compile(f, backend="eager", dynamic=False)
+    for row in (1, 5):
+        made = [torch.tensor([1.0]).expand(shape) for _ in range(2)]
+        for function, x in zip((f, compiled), made):
+            with pytest.raises(IndexError) if row == 5 else contextlib.nullcontext():
+                function(x, torch.ones(2), row)
+        torch.testing.assert_close(*made)
 
 
 def test_what_a_graph_raises_when_it_runs_is_eagers() -> None:
