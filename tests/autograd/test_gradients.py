@@ -11,6 +11,7 @@ from torch import nn
 
 import fusewright
 from fusewright.autograd import halves
+from fusewright.base.events import STREAM, Captured, Event
 
 SHARED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "sum": lambda x, y: x + y, "sum of copies": lambda x, y: x * 1 + y * 1, "sums": lambda x, y: (x + y, x - y), "stack": lambda x, y: torch.stack([x, y]),
@@ -208,3 +209,45 @@ def test_few_gradients_show_that_zeros_were_multiplied_by_infinity() -> None:
         compiled(torch.randint(0, 100, (2, 5)))[0].sum().backward()
     (elements,) = looked_at
     assert 0 < elements < 100 < sum(one.numel() for one in model.parameters()) / 10
+
+
+ALONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cumprod": lambda x: x.cumprod(0), "its function": lambda x: torch.cumprod(x, -1), "double": lambda x: x.cumprod(0, dtype=torch.float64),
+    "cumsum": lambda x: x.cumsum(0), "logcumsumexp": lambda x: x.logcumsumexp(0), "cummax": lambda x: x.cummax(0)[0], "prod": lambda x: x.prod(0),
+    "std": lambda x: x.std(0), "sort": lambda x: x.sort(0)[0], "median": lambda x: x.median(0)[0], "softmax": lambda x: x.softmax(0),
+    "flip": lambda x: x.flip(0), "diff": lambda x: x.diff(dim=0), "renorm": lambda x: x[None].renorm(2, 0, 1.0), "cdist": lambda x: torch.cdist(x[None], x[None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_a_gradient_takes_as_many_operators_for_any_size(name: str) -> None:
+    """Some of PyTorch's formulas, which it has for compilers, take one for each element."""
+    counts = []
+
+    def count(event: Event) -> None:
+        if isinstance(event, Captured) and event.graph is not None:
+            counts.append(len(event.graph.nodes))
+
+    for size in (5, 23):
+        fusewright.reset()
+        compiled = fusewright.compile(ALONG[name], dynamic=False)
+        with STREAM.listening(count):
+            compiled(torch.rand(size, size).requires_grad_()).sum().backward()
+    assert len(counts) == 2 and counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_running_products_of_zeros(dtype: torch.dtype, dynamic: bool) -> None:
+    for shape, dim in (((7,), 0), ((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((1,), 0), ((0, 3), 0), ((3, 0), 0)):
+        compiled = fusewright.compile(lambda x, dim=dim: torch.cumprod(x, dim=dim), dynamic=dynamic)
+        for zeros in range(4):
+            x = torch.randn(shape, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+            x.view(-1)[torch.randperm(x.numel())[:zeros]] = 0
+            weights, found = (torch.arange(x.numel()).reshape(shape) % 5 + 1).to(dtype), []
+            for function in (lambda x, dim=dim: x.cumprod(dim), compiled):
+                leaf = x.clone().requires_grad_()
+                result = function(leaf)
+                result.backward(weights)
+                found.append((result.detach(), leaf.grad))
+            torch.testing.assert_close(found[1], found[0])

@@ -43,6 +43,7 @@ from fusewright.capture.call import (
     torch as call_torch,
 )
 from fusewright.capture.guards import MISSING
+from fusewright.operators import decompositions
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -253,7 +254,10 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         args = (number, *args[1:])
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
-    return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)
+    method, given = getattr(torch.Tensor, name), (owner, *args)
+    otherwise = decompositions.FUNCTIONS.get(method)
+    made = None if otherwise is None else otherwise(tracer.recorder, tracer.world.torch_call, given, kwargs)
+    return tracer.world.torch_call(method, given, kwargs) if made is None else made
 
 
 # Methods of `object` and `type`.

@@ -24,6 +24,7 @@ from fusewright.operators.decompositions.interpolate import interpolate
 from fusewright.operators.decompositions.inverse_stft import istft
 from fusewright.operators.decompositions.linspace import linspace
 from fusewright.operators.decompositions.recurrent import recurrent
+from fusewright.operators.decompositions.running_product import cumprod
 from fusewright.operators.decompositions.unscale import check_and_unscale
 
 aten = torch.ops.aten
@@ -32,6 +33,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.interpolate: interpolate,
     torch.linspace: linspace,
     **dict.fromkeys((torch.istft, torch.Tensor.istft), istft),
+    **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), cumprod),
     torch.broadcast_tensors: broadcast_tensors,
     F.scaled_dot_product_attention: attention_modules.with_dense_mask,
     **EAGER_KERNELS,
