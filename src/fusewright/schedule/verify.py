@@ -191,7 +191,7 @@ def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
 
 def _verify_checks(plan: Plan) -> None:
     changed: set[str] = set()
-    for number, step in enumerate(plan.steps):
+    for number in range(len(plan.steps)):
         writes = _touched(plan, number)[1]
         _require(
             bool(writes) or not changed,

@@ -1,9 +1,9 @@
 """torch.cumprod with a gradient of a fixed number of operators.
 
-Takes the call's arguments; gives the recorded result, or None where the function is recorded as it comes. PyTorch before
-2.13 differentiates it, for tensors like those of a capture, by operators for each element of the dimension: a graph of
-thousands of nodes. Always holds: the gradient is that of the product also where elements are 0: behind the first 0 the
-product no longer depends on anything; at the first one it is what the other elements give.
+Takes the call's arguments; gives the recorded result, or None where the function is recorded as it comes. PyTorch
+before 2.13 differentiates it, for tensors like those of a capture, by operators for each element of the dimension: a
+graph of thousands of nodes. Always holds: the gradient is that of the product also where elements are 0: behind the
+first 0 the product no longer depends on anything; at the first one it is what the other elements give.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ aten = torch.ops.aten
 def cumprod(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `torch.cumprod(*args, **kwargs)`, or None."""
     given: dict[str, Any] = dict(zip(("input", "dim"), args)) | kwargs
-    of, dim, dtype = given.get("input"), given.get("dim"), given.get("dtype")
-    plain = recorder.level == "aten" and given.keys() <= {"input", "dim", "dtype"} and type(dim) is int and len(args) < 3
-    if not plain or not isinstance(of, torch.Tensor) or not of.requires_grad or not torch.is_grad_enabled():
+    of: Any = given.get("input")
+    dim, dtype = given.get("dim"), given.get("dtype")
+    if recorder.level != "aten" or not given.keys() <= {"input", "dim", "dtype"} or len(args) > 2:
         return None
-    if not of.dim() or not -of.dim() <= dim < of.dim() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not isinstance(of, torch.Tensor) or not of.requires_grad or not torch.is_grad_enabled():
+        return None
+    if not isinstance(dim, int) or not -of.dim() <= dim < of.dim():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     return _RunningProduct.apply(of if dtype in (None, of.dtype) else call(torch.Tensor.to, (of, dtype), {}), dim)
 
@@ -49,7 +53,7 @@ class _RunningProduct(torch.autograd.Function):
         before, first = zeros == 0, zero & (zeros == 1)
         weighted = (gradient * products).masked_fill(~before, 0)
         regular = weighted.flip(dim).cumsum(dim, dtype=weighted.dtype).flip(dim) / factors
-        behind = factors.masked_fill((zeros != 1) | first, 1).cumprod(dim)  # the product from the first 0 on, without it
+        behind = factors.masked_fill((zeros != 1) | first, 1).cumprod(dim)  # products of what comes behind the first 0
         arrives = (behind * gradient).masked_fill(zeros != 1, 0).sum(dim, keepdim=True)
         singular = arrives * factors.masked_fill(~before, 1).prod(dim, keepdim=True)
         return torch.where(before, regular, torch.where(first, singular, 0)), None
