@@ -182,6 +182,22 @@ def test_no_keys_and_no_batch() -> None:
         torch.testing.assert_close(got, attend(q, k, v), equal_nan=True)
 
 
+@pytest.mark.parametrize("empty", [0, 2, 3])  # no heads end the process in PyTorch 2.11
+def test_a_size_may_be_0(empty: int, kernels: list[str]) -> None:
+    """In inference and in training, without any event that says that something went wrong."""
+    shape = [2, 3, 5, 16]
+    shape[empty] = 0
+    compiled = fusewright.compile(F.scaled_dot_product_attention, dynamic=False)
+    for gradients in (False, True):
+        operands = [torch.randn(shape).requires_grad_(gradients) for _ in range(3)]
+        outcomes = []
+        for function in (F.scaled_dot_product_attention, compiled):
+            result = function(*operands)
+            given = torch.autograd.grad(result.sum(), operands) if gradients else ()
+            outcomes.append((result.detach(), given))
+        torch.testing.assert_close(outcomes[1], outcomes[0], equal_nan=True)
+
+
 def test_what_stays_with_the_operator(kernels: list[str]) -> None:
     """Few queries; features that are no multiple of eight, or do not lie side by side; float64; where the option says no; gradients."""
 

@@ -77,7 +77,7 @@ def _site(plan: Plan, number: int, step: RunExtern) -> Site | None:
         return None
     (batch, heads, rows, features), columns = query.shape, key.shape[2]  # type: ignore[union-attr]
     scale = arguments.get("scale")
-    if not isinstance(features, int) or not isinstance(scale, (float, int, type(None))):
+    if not isinstance(features, int) or not features or not isinstance(scale, (float, int, type(None))):
         return None
     wanted = [(batch, heads, columns, features), (batch, heads, columns, features), (batch, heads, rows, features)]
     fits = sizes.product(
