@@ -131,7 +131,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
             )
         if all(_known(value) for value in (*args, *kwargs.values())):
             protocols.guard_decimals(world, owner)
-            return native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)
+            result = native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)
+            return call_classes.note_made(world, result) if type(result) is type(owner) else result  # property.setter
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):
         bound = fn.__get__(owner, type(owner)) if hasattr(type(fn), "__get__") else fn  # `getattr` may be the program's
