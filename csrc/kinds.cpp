@@ -1,5 +1,9 @@
-// isinstance, by the type of a value alone. Python's own asks the value for `__class__` where its type is no instance:
-// that is code of the program's (a `__getattribute__`, a property), which may have effects, and may name another class.
+// What values are, by their types alone.
+// isinstance: Python's own asks the value for `__class__` where its type is no instance: that is code of the program's (a
+// `__getattribute__`, a property), which may have effects, and may name another class.
+// may_hold: a walk through containers, for those that are looked through again at each call that is given them.
+#include <unordered_set>
+
 #include "native.h"
 
 namespace {
@@ -45,9 +49,59 @@ PyObject *is_instance(PyObject *, PyObject *const *arguments, Py_ssize_t count) 
     return found < 0 ? nullptr : PyBool_FromLong(found);
 }
 
+// One walk through what a value holds in lists, tuples and the values of dicts, looking for types.
+class Search {
+  public:
+    explicit Search(PyObject *kinds) : kinds_(kinds) {}
+
+    bool found(PyObject *value) const {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds_); i++)
+            if (PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject *>(PyTuple_GET_ITEM(kinds_, i)))) return true;
+        return false;
+    }
+
+    bool inside(PyObject *container, int depth) {
+        if (depth > DEEPEST) return true;
+        bool noted = false;  // of a container that holds others, so that none is walked through twice
+        auto reaches = [&](PyObject *part) {
+            if (found(part)) return true;
+            if (!PyTuple_Check(part) && !PyList_Check(part) && !PyDict_Check(part)) return false;
+            if (!noted && !seen_.insert(container).second) return false;
+            noted = true;
+            return inside(part, depth + 1);
+        };
+        if (PyDict_Check(container)) {
+            Py_ssize_t place = 0;
+            for (PyObject *value; PyDict_Next(container, &place, nullptr, &value);)
+                if (reaches(value)) return true;
+        } else if (PyTuple_Check(container) || PyList_Check(container)) {
+            for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(container); i++)
+                if (reaches(PySequence_Fast_GET_ITEM(container, i))) return true;
+        }
+        return false;
+    }
+
+  private:
+    static constexpr int DEEPEST = 200;
+    PyObject *kinds_;
+    std::unordered_set<PyObject *> seen_;
+};
+
+PyObject *may_hold(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 2 || !PyTuple_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "may_hold takes a value and a tuple of types");
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments[1]); i++)
+        if (!PyType_Check(PyTuple_GET_ITEM(arguments[1], i))) return PyErr_Format(PyExc_TypeError, "may_hold takes types");
+    Search search(arguments[1]);
+    return PyBool_FromLong(search.found(arguments[0]) || search.inside(arguments[0], 0));
+}
+
 PyMethodDef functions[] = {
     {"isinstance", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(is_instance)), METH_FASTCALL,
      "isinstance(value, kinds) -> whether type(value) is a subclass of one of them; asks the value nothing."},
+    {"may_hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fw::caught<may_hold>)), METH_FASTCALL,
+     "may_hold(value, kinds) -> whether it is of one of these types, or such a value is in it or in the lists, tuples and "
+     "values of dicts that it holds; True too for what is too deep to look through."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -37,7 +37,7 @@ int fw_module_call_init(PyObject *module);
 int fw_machine_code_init(PyObject *module);
 // csrc/sets.cpp: set_layout, set_filled.
 int fw_sets_init(PyObject *module);
-// csrc/kinds.cpp: isinstance.
+// csrc/kinds.cpp: isinstance, may_hold.
 int fw_kinds_init(PyObject *module);
 
 #ifdef __cplusplus

@@ -125,8 +125,9 @@ def watch(phase, info):
     if phase == "start" and info["generation"] < 2:
         walked.append(sum(len(gc.get_objects(g)) for g in range(info["generation"] + 1)))
 gc.callbacks.append(watch)
+frozen = gc.get_freeze_count()  # a few hundred of CPython 3.12's own
 f = fusewright.compile(lambda x: torch.relu(x) * 2)
-assert gc.isenabled() and not gc.get_freeze_count()
+assert gc.isenabled() and gc.get_freeze_count() <= frozen
 x = torch.randn(16)
 assert torch.equal(f(x), torch.relu(x) * 2)
 gc.collect(0)

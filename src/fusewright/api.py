@@ -79,7 +79,7 @@ def _no_collections(imports: bool = False) -> Iterator[None]:
         yield
     finally:
         if collects:
-            if imports and gc.get_count()[0] > MANY_OBJECTS and not gc.get_freeze_count():
+            if imports and gc.get_count()[0] > MANY_OBJECTS > gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 import fusewright
 from fusewright.operators.schema import facts
@@ -77,7 +78,13 @@ def both(function: Function, x: Tensor, tangent: float) -> tuple[Tensor, Tensor 
 
 def agree(function: Function, compiled: Function, x: Tensor, tangent: float, large: bool = False) -> None:
     """`large`: errors of the gradient's elements are counted in its largest one, as those of a mean are."""
-    (y, gradient), (expected, wanted) = both(compiled, x, tangent), both(function, x, tangent)
+    try:
+        expected, wanted = both(function, x, tangent)
+    except RuntimeError:  # an operator without derivative in an older PyTorch
+        with pytest.raises(RuntimeError):
+            both(compiled, x, tangent)
+        return
+    y, gradient = both(compiled, x, tangent)
     tolerance = {"rtol": 1e-4, "atol": 2e-6} if x.dtype == torch.float32 else {"rtol": 1e-7, "atol": 1e-13}
     torch.testing.assert_close(y, expected, equal_nan=True, **tolerance)
     if large and wanted is not None:
@@ -98,9 +105,11 @@ def test_of_elements(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_of_rows(name: str) -> None:
     compiled = fusewright.compile(OF_ROWS[name])
+    multiplies = name == "cumprod" and TorchVersion(torch.__version__) < "2.13"  # what is recorded; eager divides
     for row in ROWS:
         for tangent in TANGENTS:
-            agree(OF_ROWS[name], compiled, torch.tensor([row, [1.0, 2.0, 4.0]]), tangent)
+            if not multiplies or all(map(math.isfinite, (*row, tangent))):
+                agree(OF_ROWS[name], compiled, torch.tensor([row, [1.0, 2.0, 4.0]]), tangent)
 
 
 LARGE = (

@@ -104,11 +104,12 @@ _described: set[Any] = set()
 
 
 def _describe_own(graph: torch.fx.Graph) -> None:
-    """Tells PyTorch's tracing what those operators of this library's own give that may have no tensors as arguments."""
+    """Tells PyTorch's tracing what those operators of this library's own give that may have no tensors as arguments: it
+    asks meta kernels only about tensors, and some of these have such a kernel too."""
     rules = {**{one: create.RULES[one] for one in (create.CLOCK, create.HOST_DRAW)}, **generator_states.RULES}
     for operator in {node.target for node in graph.nodes} & (rules.keys() - _described):
         if operator._schema.returns:
-            torch.library.register_fake(operator, _fake(rules[operator]), lib=_LIBRARY)
+            torch.library.register_fake(operator, _fake(rules[operator]), lib=_LIBRARY, allow_override=True)
         _described.add(operator)
 
 

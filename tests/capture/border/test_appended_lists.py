@@ -7,14 +7,17 @@ Each maker gives a function, a list of argument tuples, the state to look at, an
 
 from __future__ import annotations
 
+import bisect
 import collections
 import copy
+import heapq
 from typing import Any
 
 import pytest
 import torch
 
 import fusewright
+from fusewright._native import may_hold
 from fusewright.base.events import STREAM, Captured
 from fusewright.capture.border import native_ready
 
@@ -262,7 +265,8 @@ def test_elements_of_a_list_that_is_appended_to_are_no_inputs() -> None:
 
 
 def test_what_is_added_costs_as_much_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as much as what was there before: a call of `append` does not walk through the list."""
+    """Not as much as what was there before: a call of `append` does not walk through the list, one of `heappush` by
+    native code alone."""
     calls = [0]
     ready = native_ready._ready
 
@@ -277,14 +281,18 @@ def test_what_is_added_costs_as_much_as_it_is(monkeypatch: pytest.MonkeyPatch) -
         found: dict[int, Any] = {known["one"]: []}
         queue: collections.deque[Any] = collections.deque()
         chain: Any = None
+        heap: list[Any] = []
+        ordered: list[Any] = []
         for index in range(count):
+            heapq.heappush(heap, (index * 7 % 11, [index]))
+            bisect.insort(ordered, (index * 7 % 11, (index,)))
             chain = [chain]
             listed.append([index, (index,)])
             found.setdefault(index, []).append(chain)
             found.get(index)
             queue.appendleft({"a": [index]})
             listed.insert(0, listed.pop())
-        return x + 1, listed, found, queue
+        return x + 1, listed, found, queue, heap, ordered
 
     spent = []
     for count in (30, 60, 120):
@@ -293,3 +301,30 @@ def test_what_is_added_costs_as_much_as_it_is(monkeypatch: pytest.MonkeyPatch) -
         assert str(compiled(torch.ones(1), count, {"one": 1})) == str(program(torch.ones(1), count, {"one": 1}))
         spent.append(calls[0])
     assert spent[2] - spent[1] <= 2.5 * (spent[1] - spent[0]), spent
+
+
+def test_what_may_hold_a_type() -> None:
+    class Sought:
+        pass
+
+    class Own(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("the program's code")
+
+    class Heir(Sought):
+        pass
+
+    circle: list[Any] = []
+    circle.append({"of": (circle, [circle])})
+    shared: Any = ()
+    for _ in range(100):
+        shared = (shared, shared)
+    deep: Any = []
+    for _ in range(10_000):
+        deep = [deep]
+    nothing = [1, "a", circle, shared, Own([2]), {Heir(): 1}, {1, 2}, collections.deque([Heir()])]
+    assert not any(may_hold(one, (Sought, bytes)) for one in (*nothing, nothing, {"a": nothing}))
+    for one in (Heir(), [1, (2, Sought())], {"a": {"b": [b""]}}, Own([Heir()]), (circle, [[Heir()]]), deep):
+        assert may_hold(one, (Sought, bytes)) and may_hold([{"a": one}], (int, bytes, Sought))
+    with pytest.raises(TypeError):
+        may_hold([], Sought)  # type: ignore[arg-type]

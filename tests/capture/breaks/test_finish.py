@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import inspect
 import itertools
+import operator
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -480,3 +484,52 @@ def test_a_loop_behind_a_break_whose_handler_nothing_reaches() -> None:
     for _ in range(3):
         torch.testing.assert_close(compiled(torch.ones(4)), torch.ones(4) + 1)
     assert log == [0, 0, 0]
+
+
+OUTSIDE = operator.methodcaller("add", [1])
+MAKERS: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "itemgetter": lambda held, listed: operator.itemgetter(0, slice(0, 2)),
+    "attrgetter": lambda held, listed: operator.attrgetter("a.b"),
+    "methodcaller": lambda held, listed: operator.methodcaller("append", listed),
+    "methodcaller of a tensor": lambda held, listed: operator.methodcaller("add", held, alpha=2),
+    "property": lambda held, listed: property(lambda self: (held, listed)),
+    "property with setter": lambda held, listed: property(lambda self: 1).setter(lambda self, value: (held, listed)),
+    "property with text": lambda held, listed: property(None, None, None, "text"),
+    "cached_property": lambda held, listed: functools.cached_property(lambda self: (held, listed)),
+    "field": lambda held, listed: dataclasses.field(default=held),
+    "parameter": lambda held, listed: inspect.Parameter("a", inspect.Parameter.KEYWORD_ONLY, default=held),
+    "struct": lambda held, listed: struct.Struct("ii"),
+}
+
+
+def _shown(made: Any, listed: list[Any]) -> list[Any]:
+    """What an object made by a row of MAKERS gives to those who use it, as text."""
+    if isinstance(made, operator.methodcaller):
+        return [repr(made(torch.zeros(3))) if "add" in repr(made) else (made([]), made(found := []), found == [listed])]
+    if isinstance(made, operator.itemgetter):
+        return [made([1, 2, 3])]
+    functions = [getattr(made, name, None) for name in ("fget", "fset", "func")]
+    given = [function(*[None] * function.__code__.co_argcount) for function in functions if function is not None]
+    holds = [one[1] is listed for one in given if isinstance(one, tuple)]
+    state = [getattr(made, name, None) for name in ("__doc__", "default", "name", "init", "kind", "format")]
+    return [repr(given), holds, repr(state)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_compares_by_identity_is_made_afresh(name: str) -> None:
+    """Each call makes another, which holds what that call has computed; one from outside stays the same."""
+
+    def program(x: torch.Tensor) -> Any:
+        listed = [1]
+        made = MAKERS[name](x * 2, listed)
+        return made, [made], listed, OUTSIDE
+
+    compiled = fusewright.compile(program)
+    made = []
+    for number in range(3):
+        x = torch.full((3,), float(number))
+        one, (again,), listed, outside = compiled(x)
+        assert one is again and outside is OUTSIDE and all(one is not other for other in made)
+        made.append(one)
+        wanted, _, list_wanted, _ = program(x)
+        assert type(one) is type(wanted) and _shown(one, listed) == _shown(wanted, list_wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -114,12 +115,14 @@ def test_masks(name: str) -> None:
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("separate", [False, True])
 def test_block_masks(name: str, separate: bool) -> None:
-    """Every tensor of a block mask."""
+    """Every tensor of a block mask. (PyTorch 2.11 always keeps full blocks apart.)"""
+    chooses = "separate_full_blocks" in inspect.signature(create_block_mask).parameters
+    if not (chooses or separate):
+        pytest.skip("this PyTorch has no block masks that keep full blocks with the others")
+    options = {"separate_full_blocks": separate} if chooses else {}
 
     def tensors() -> list[torch.Tensor]:
-        made = create_block_mask(
-            MASKS[name], 2, 4, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=(32, 16), separate_full_blocks=separate
-        )
+        made = create_block_mask(MASKS[name], 2, 4, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=(32, 16), **options)
         return [part for part in made.as_tuple() if isinstance(part, torch.Tensor)]
 
     compiled = fusewright.compile(tensors, fullgraph=True)

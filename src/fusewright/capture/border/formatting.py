@@ -1,4 +1,4 @@
-"""Text made of values at the border: formatted strings, `str`, `repr` and `ascii`.
+"""Text made of values at the border: formatted strings, `str.format`, `str`, `repr` and `ascii`.
 
 Takes real values; gives the text that eager would, or a text that waits for a tensor's numbers. Always holds: an
 outside object or a tensor never reaches native code that would print it.
@@ -6,6 +6,10 @@ outside object or a tensor never reaches native code that would print it.
 
 from __future__ import annotations
 
+import _string  # type: ignore[import-not-found]
+import itertools
+import operator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +19,14 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import PLAIN, text_ready
 from fusewright.capture.border.protocols import answered
 from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values.symbolic import (
-    concrete_inside,
-)
-from fusewright.capture.border.values.text import text_of
+from fusewright.capture.border.values.symbolic import concrete_inside
+from fusewright.capture.border.values.text import joined, text_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 _CONVERSIONS: dict[int, str] = {
     0: "format",
@@ -79,3 +83,50 @@ def to_text(world: World, value: Any, how: str) -> Any:
 
 
 _CONVERTERS: dict[str, Any] = {"str": str, "repr": repr, "ascii": ascii}
+
+
+def format_text(world: World, template: str, args: Args, kwargs: Kwargs) -> Any:
+    """`template.format(*args, **kwargs)`; values that format themselves do so through the border."""
+    if any(_formats_itself(world, value) for value in (*args, *kwargs.values())):
+        # complaints about the template itself
+        native(str.format, template, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything()))
+        return joined(_fields(world, template, args, kwargs, itertools.count()))
+    named = {name: text_ready(world, value) for name, value in kwargs.items()}
+    return native(str.format, template, *(text_ready(world, value) for value in args), **named)
+
+
+class _Anything:
+    """Has every attribute and every element, and no text."""
+
+    def __getattr__(self, name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, key: object) -> _Anything:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    __str__ = __repr__ = lambda self: ""
+
+
+def _formats_itself(world: World, value: Any) -> bool:
+    names = ("__format__", "__str__", "__repr__") if type(value) not in PLAIN else ()
+    return any(classes.python_method(world, type(value), name) is not None for name in names)
+
+
+def _fields(world: World, template: str, args: Args, kwargs: Kwargs, numbers: Iterator[int]) -> list[Any]:
+    """The parts of a formatted string, each value formatted through the border. `numbers`: of the fields that name no
+    argument."""
+    parts: list[Any] = []
+    for literal, field, spec, conversion in native(_string.formatter_parser, template):
+        parts.append(literal)
+        if field is not None:
+            name, path = native(_string.formatter_field_name_split, field)
+            name = next(numbers) if name == "" else name
+            value = native(operator.getitem, args if type(name) is int else kwargs, name)
+            for is_attribute, key in path:
+                value = world.getattr(value, key) if is_attribute else world.getitem(value, key)
+            inner = joined(_fields(world, spec, args, kwargs, numbers))
+            parts.append(world.format(value, ord(conversion) if conversion else 0, inner))
+    return parts

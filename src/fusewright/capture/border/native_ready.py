@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright._native import isinstance
+from fusewright._native import isinstance, may_hold
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.dict import OutsideDict
@@ -65,10 +65,13 @@ TRANSPARENT = (
 def for_native(world: World, value: Any) -> Any:
     """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and
     their subclasses."""
-    return _ready(world, value, set()) if _nests(value) and world.has_stand_ins() else value
+    if _nests(value) and world.has_stand_ins() and may_hold(value, _LOOKED_INTO):
+        return _ready(world, value, set())
+    return value
 
 
 _NESTING = (OutsideDict, list, dict, tuple, collections.deque)
+_LOOKED_INTO = (OutsideDict, collections.deque)
 
 
 def _nests(value: Any) -> bool:

@@ -25,7 +25,7 @@ from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
-from fusewright.capture.border.values.constant import FROZEN_TYPES
+from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH
 from fusewright.capture.border.values.dict import VIEWS
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import TensorText
@@ -134,7 +134,8 @@ def content_text(code: Code, value: Any) -> str:
 def parts(value: Any) -> Any:
     """The values that an inside object is built from."""
     kind = type(value)
-    if kind in FROZEN_TYPES:  # bound as it is
+    if kind in FROZEN_TYPES:  # bound as it is, unless the call has made it
+        yield from gc.get_referents(value) if kind in MADE_AFRESH else ()
         return
     if isinstance(value, dict):
         yield from itertools.chain.from_iterable(dict.items(value))

@@ -27,6 +27,7 @@ from fusewright.capture.border import aliasing
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import context
+from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
@@ -351,6 +352,7 @@ class Code:
                 type(value) in ATOMS
                 or self.world.outside(value) is not None
                 or issubclass(type(value), (type, types.ModuleType))
+                or (type(value) in FROZEN_TYPES and id(value) not in self.world.made)
             ):
                 continue
             self.counts[id(value)] = self.counts.get(id(value), 0) + 1

@@ -33,7 +33,7 @@ from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
-from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS
+from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH, PLACEMENTS
 from fusewright.capture.border.values.dict import VIEWS, shown_method
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.gradient_node import GradientNode
@@ -422,6 +422,12 @@ def _build_class(code: Code, value: type) -> str:
 
 
 def _build_bound(code: Code, value: Any) -> str:
+    if id(value) in code.world.made:
+        how = MADE_AFRESH[type(value)]
+        if how is None:
+            return build_object(code, value)
+        maker, arguments = how(value)
+        return f"{code.expression(maker)}({', '.join(map(code.expression, arguments))})"
     parts = gc.get_referents(value) if type(value) in FROZEN_TYPES else ()
     refuse_if_shown(list(parts))  # of a property, say
     return code.bind(getattr(value, "__name__", type(value).__name__), value)

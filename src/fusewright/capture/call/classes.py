@@ -22,7 +22,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.protocols import truth
 from fusewright.capture.border.values import cls as classes, subclass, wrapper
-from fusewright.capture.border.values.constant import FROZEN_TYPES, PLACEMENTS, is_constant
+from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH, PLACEMENTS, is_constant
 from fusewright.capture.call import subclasses, support as call_support, torch as call_torch
 from fusewright.capture.guards import MISSING
 
@@ -53,18 +53,15 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if cls in subclasses.DISABLERS:
         return native(cls)
     if cls in call_torch.NATIVE_CLASSES or cls in call_support.PURE_CLASSES:
-        return native(
-            cls,
-            *(for_native(world, value) for value in args),
-            **{name: for_native(world, value) for name, value in kwargs.items()},
-        )
+        named = {name: for_native(world, value) for name, value in kwargs.items()}
+        return note_made(world, native(cls, *(for_native(world, value) for value in args), **named))
     if issubclass(cls, np.generic) and all(isinstance(value, (int, float, complex, str, np.generic)) for value in args):
         return native(cls, *args, **kwargs)
     if (cls in call_support.VALUE_CLASSES or issubclass(cls, PLACEMENTS)) and all(
         is_constant(value) or type(value) in FROZEN_TYPES or isinstance(value, type)
         for value in (*args, *kwargs.values())
     ):
-        return native(cls, *args, **kwargs)
+        return note_made(world, native(cls, *args, **kwargs))
     meta = type(cls)
     if meta is not type:
         if issubclass(meta, enum.EnumMeta):
@@ -149,6 +146,13 @@ def construct(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     return instance
 
 
+def note_made(world: World, made: Any) -> Any:
+    """`made`, which the program has just made."""
+    if type(made) in MADE_AFRESH:
+        world.made[id(made)] = made
+    return made
+
+
 def check_finalizer(world: World, cls: type) -> None:
     """Refuses a class with a finalizer: an instance that capture made would run it when capture lets go of it, and the
     frame's end is no place for one that ran in the midst of the frame."""
@@ -166,7 +170,7 @@ def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: A
             return native(cls, *args, **kwargs)  # its complaint
         if cls.__flags__ & _ABSTRACT or initialiser is object.__init__:
             return native(cls.__new__, cls, *args, **kwargs)  # CPython's own complaint, if there is one
-        return native(object.__new__, cls)
+        return note_made(world, native(object.__new__, cls))
     if issubclass(cls, torch.Tensor):
         return subclasses.new(tracer, cls, args, kwargs)
     if issubclass(cls, property) and isinstance(initialiser, types.FunctionType):

@@ -45,7 +45,6 @@ from fusewright.capture.call import (
     support as call_support,
     torch as call_torch,
 )
-from fusewright.capture.call.arity import checked
 from fusewright.capture.call.cached import call_cached
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Referent
@@ -64,7 +63,9 @@ _TABLES = (
     call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS, subclasses.ROWS,
     reads.ROWS, generators.ROWS, host_random.ROWS,
 )  # fmt: skip
-ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
+ROWS: dict[int, Row] = {
+    id(function): call_support.checked(function, row) for table in _TABLES for function, row in table
+}
 
 def _control_flow(place: tuple[str, str]) -> Row:
     def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:

@@ -29,7 +29,6 @@ from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import concrete_inside
 from fusewright.capture.border.witness import asked
 from fusewright.capture.call import (
-    arity,
     autograd as call_autograd,
     builtins as call_builtins,
     classes as call_classes,
@@ -39,7 +38,6 @@ from fusewright.capture.call import (
     reads,
     subclasses,
     support as call_support,
-    texts,
     torch as call_torch,
 )
 from fusewright.capture.guards import MISSING
@@ -108,11 +106,11 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     if row is None and isinstance(owner, property) and defined_by is property:
         row = _PROPERTY_ROWS.get(name)
     if row is not None:
-        if not arity.method_takes(fn, owner, args, kwargs):
+        if not call_support.method_takes(fn, owner, args, kwargs):
             return native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)  # its complaint
         return row(tracer, owner, args, kwargs)
     if type(owner) in PLAIN:
-        special = texts.ROWS.get(name) if isinstance(owner, (str, bytes)) else None
+        special = _TEXT_ROWS.get(name) if isinstance(owner, (str, bytes)) else None
         return _by_row(tracer, special or _CONTAINER_ROWS.get(name), fn, owner, (args, kwargs))
     if host_random.is_generator(owner):
         return host_random.call_method(tracer, name, owner, args, kwargs)
@@ -134,7 +132,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
             )
         if all(_known(value) for value in (*args, *kwargs.values())):
             protocols.guard_decimals(world, owner)
-            return native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)
+            result = native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)
+            return call_classes.note_made(world, result) if type(result) is type(owner) else result  # property.setter
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):
         bound = fn.__get__(owner, type(owner)) if hasattr(type(fn), "__get__") else fn  # `getattr` may be the program's
@@ -188,11 +187,18 @@ def _is_harmless(kind: type) -> bool:
 
 def _by_row(tracer: Tracer, row: Any, fn: Any, owner: Any, given: tuple[Args, Kwargs]) -> Any:
     """A method of a builtin type, by its row if it has one and takes these arguments."""
-    if row is None or not arity.method_takes(fn, owner, *given):
+    if row is None or not call_support.method_takes(fn, owner, *given):
         return _native_method(tracer, fn, owner, *given)
     return row(tracer, fn, owner, *given)
 
 
+_TEXT_ROWS: dict[str, Callable[[Tracer, Any, Any, Args, Kwargs], Any]] = {
+    "format": lambda tracer, fn, owner, args, kwargs: formatting.format_text(tracer.world, owner, args, kwargs),
+    "format_map": lambda tracer, fn, owner, args, kwargs: native(
+        str.format_map, owner, text_ready(tracer.world, args[0])
+    ),
+    "__mod__": lambda tracer, fn, owner, args, kwargs: tracer.world.binary("%", owner, args[0]),
+}
 _LOOKS_AT_NO_ELEMENT = frozenset(
     """append appendleft insert pop popleft popitem clear reverse rotate get setdefault
     __len__ __getitem__ __setitem__ __delitem__""".split()
@@ -414,7 +420,7 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
         return call_torch.call_operator(tracer, fn, args, kwargs)
     if isinstance(fn, types.MethodWrapperType):
         slot = _OBJECT_ROWS.get(name)
-        if slot is not None and arity.method_takes(fn, owner, args, kwargs):
+        if slot is not None and call_support.method_takes(fn, owner, args, kwargs):
             return slot(tracer, owner, args, kwargs)
         return native(fn, *args, **kwargs)
     if name == "__init_subclass__" or name == "__subclasshook__":

@@ -20,6 +20,7 @@ import struct
 import types
 import typing
 import uuid
+from collections.abc import Callable
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,16 @@ FROZEN_TYPES: frozenset[type] = Types({
     # enumerations that PyTorch defines in C++ (torch.nn.attention.SDPBackend)
     *(found for found in vars(torch._C).values() if isinstance(found, type) and hasattr(found, "__members__")),
 })  # fmt: skip
+
+
+# Those of them that compare by identity and may hold anything: one that the call makes is made again by each call.
+MADE_AFRESH: dict[type, Callable[[Any], Any] | None] = {
+    property: lambda made: (property, (made.fget, made.fset, made.fdel, made.__doc__)),
+    **dict.fromkeys((operator.itemgetter, operator.attrgetter, operator.methodcaller), lambda made: made.__reduce__()),
+    struct.Struct: lambda made: (struct.Struct, (made.format,)),
+    **dict.fromkeys((functools.cached_property, Field, inspect.Signature, inspect.Parameter)),
+}
+"""How: a callable and its arguments; None where the attributes are filled in."""
 
 
 # Those of them that a program makes afresh, and that are no callables: what only hands them on serves any.

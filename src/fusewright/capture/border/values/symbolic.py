@@ -18,6 +18,7 @@ from fusewright.sizes.symfloat import has_root, is_share
 from fusewright.sizes.symint import SymNode
 
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_LOOKED_INTO = (*SYMBOLIC, set)
 NUMBERS: frozenset[type] = frozenset({int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool})
 # Operators that give a symbolic number for symbolic numbers, as Python's give one for ints and floats.
 ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "**"})
@@ -44,6 +45,8 @@ def concrete_inside(value: Any, depth: int = 0) -> Any:
     if kind in SYMBOLIC:
         return SYMBOLIC[kind](value)
     if depth > 8 or kind not in (list, tuple, dict, set, torch.Size):
+        return value
+    if not depth and not _native.may_hold(value, _LOOKED_INTO):
         return value
     if kind is dict:
         pairs = [(key, concrete_inside(element, depth + 1)) for key, element in value.items()]
