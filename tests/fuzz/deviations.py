@@ -50,10 +50,7 @@ def unused(found: Difference, text: str, examine: Examine) -> bool:
 
 BENT = r"\b(hardtanh|relu6|hardswish|elu|celu|selu|hardshrink|softshrink)\((\w+)"
 NORM = r"F\.(instance|layer|group|batch|rms)_norm\((\w+)"
-RUNNING = r"^(    )(\w+)( = \w+)(\.cumprod\(.*)$"
-FINITE = r"\1\2\3.nan_to_num(0.5, 2.0, -2.0)\4\n" + (
-    r"    \2.register_hook(lambda g: g.nan_to_num(0.0, 9.0, -9.0)) if \2.requires_grad else None"
-)
+
 
 
 def equal_if(found: Difference, text: str, examine: Examine, pattern: str, other: str) -> bool:
@@ -169,12 +166,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
             ".grad" in found.where
             and equal_if(found, text, examine, r"(\w+)\.prod\(", r"\1.nan_to_num(0.5, 2.0, -2.0).prod(")
         ),
-    ),
-    Deviation(
-        "gradients of running products of what is not finite, or where what arrives is not",
-        "PyTorch before 2.13 has a formula for plain tensors that divides by each element and leaves out elements behind a "
-        "zero, and another one, which a compiler sees, that multiplies the others.",
-        lambda found, text, examine: ".grad" in found.where and equal_if(found, text, examine, RUNNING, FINITE),
     ),
     Deviation(
         "normalisations of numbers whose squares overflow",
