@@ -490,6 +490,28 @@ def sparse_gradients_outlive_later_calls(compiled: Compiled) -> list[Any]:
 
 
 @program
+def view_in_place_of_an_input_that_is_written_to(compiled: Compiled) -> list[Any]:
+    """It is returned: a later write to it must reach the input."""
+    results: list[Any] = []
+    for reshape in (lambda v: v.squeeze_(1), lambda v: v.t_(), lambda v: v.unsqueeze_(0)):
+
+        def fn(a, reshape=reshape):
+            v = a[None].squeeze(0)
+            reshape(v)
+            v.mul_(2)
+            return v
+
+        leaf = random(2, 3)
+        a = leaf * 1
+        v = compiled(fn)(a)
+        with torch.no_grad():
+            v.add_(1)
+        a.sum().backward()
+        results += [a, v, leaf.grad]
+    return results
+
+
+@program
 def write_to_a_returned_view(compiled: Compiled) -> list[Any]:
     """The views are made without anything that needs a gradient; what is written then does."""
     kinds = [

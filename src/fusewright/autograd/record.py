@@ -201,6 +201,8 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
         from_base = leaf and _requires_for_its_base(value, root)
         if root is None or value is root:
             is_input = id(value) in inputs
+            if not is_input and isinstance(value, TracedTensor) and value.reshaped:
+                _check_memory(value)
             base = ("input", inputs[id(value)]) if is_input else ("output", results.add(value))
             rebuilt.append(Rebuilt(base, leaf=leaf and not is_input))
             continue
@@ -221,6 +223,13 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
             leaf = False  # whether a view that was made under no_grad requires a gradient, its operators know
         rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad, leaf=leaf))
     return rebuilt
+
+
+def _check_memory(value: TracedTensor) -> None:
+    """What a view that was reshaped in place shares with an input that is written to, its copy would not share."""
+    first = view_chain(value.node)[0]
+    if first.op == "placeholder" and value.recorder.history_changed(first):
+        raise CannotDifferentiate("a view that was reshaped in place is returned, of an input that is written to")
 
 
 def _requires_for_its_base(value: Any, root: Any) -> bool:
