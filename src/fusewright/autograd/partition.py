@@ -9,6 +9,7 @@ the backward computes what the joint graph would have; only where a value comes 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence, Set
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
+from fusewright.base.thresholds import HALVES
 from fusewright.graph.builder import Builder, argument_types, env_of
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
@@ -189,10 +191,9 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             if (narrow := narrow_type(node)) is not None:
                 extra[-1] = _after(forward, values[node], env, torch.ops.aten._to_copy.default, dtype=narrow)
     forward.output((*user, *extra))
-    _drop_dead(forward)
 
     backward = torch.fx.Graph()
-    values = {}
+    before, values = values, {}
     for node, place in zip(saved, places):
         values[node] = backward.placeholder(f"saved_{node.name}")
         values[node].meta = {key: value for key, value in node.meta.items() if key != "random"}
@@ -220,6 +221,11 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         if isinstance(item, Node) and item not in values:
             values[item] = _copy(item, backward, values, env)
     backward.output(tuple(values[item] if isinstance(item, Node) else item for item in results[joint.outputs :]))
+    shared = before.keys() & values.keys() - set(saved)
+    for node in shared:
+        if _makes_statistics(node, shared, saved):
+            before[node].meta["rounded"] = values[node].meta["rounded"] = True
+    _drop_dead(forward)
     _drop_dead(backward)
     sizes = _sizes(backward, placeholders[: joint.inputs])
     with backward.inserting_before(next(iter(backward.nodes))):
@@ -229,6 +235,27 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     backward.lint()
     forward.lint()
     return Split(forward, backward, tuple(places))
+
+
+def _makes_statistics(node: Node, again: Set[Node], saved: Sequence[Node]) -> bool:
+    """Whether `node`, which the backward computes again, is of a half type, and a reduction of it is saved: a logarithm
+    of a sum of exponentials, the mean of a normalisation. The gradient takes the difference of the two, so both must be
+    of the same numbers: as in eager of those that memory would hold."""
+    kind = node.meta.get("type")
+    if not isinstance(kind, TensorType) or kind.dtype not in HALVES or _shows(node):
+        return False
+    pending, seen = list(node.users), {node}
+    while pending:
+        user = pending.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        if is_view(user):
+            pending += user.users
+        elif user not in again and not is_cheap(user):
+            if any(one in saved for one in (user, *user.users) if one is user or one.target is operator.getitem):
+                return True
+    return False
 
 
 def part_of(

@@ -66,7 +66,7 @@ class _Results:
 def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tuple[object, ...], str]:
     inputs = {id(node.meta["example_value"]): position for position, (node, _) in enumerate(recorder.inputs)}
     results = _Results()
-    rebuilt = tuple(_rebuilding(outputs, inputs, results))
+    rebuilt = tuple(_rebuilding(recorder, outputs, inputs, results))
     updates = tuple((position, results.add(node.meta["example_value"])) for position, node in _updated(recorder))
     plain = len(results.values) == len(outputs) and all(
         one == Rebuilt(("output", index)) for index, one in enumerate(rebuilt)
@@ -188,7 +188,9 @@ def _updated(recorder: Recorder) -> list[tuple[int, torch.fx.Node]]:
     return found
 
 
-def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Results) -> list[Rebuilt]:
+def _rebuilding(
+    recorder: Recorder, outputs: Sequence[object], inputs: dict[int, int], results: _Results
+) -> list[Rebuilt]:
     """How each output is made; adds what the graph must return to `results`."""
     roots = [memory_root(value) if isinstance(value, TracedTensor) else None for value in outputs]
     sharing: dict[int, set[int]] = {}
@@ -202,7 +204,7 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
         if root is None or value is root:
             is_input = id(value) in inputs
             if not is_input and isinstance(value, TracedTensor) and value.reshaped:
-                _check_memory(value)
+                _check_memory(recorder, value)
             base = ("input", inputs[id(value)]) if is_input else ("output", results.add(value))
             rebuilt.append(Rebuilt(base, leaf=leaf and not is_input))
             continue
@@ -225,10 +227,10 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
     return rebuilt
 
 
-def _check_memory(value: TracedTensor) -> None:
+def _check_memory(recorder: Recorder, value: TracedTensor) -> None:
     """What a view that was reshaped in place shares with an input that is written to, its copy would not share."""
     first = view_chain(value.node)[0]
-    if first.op == "placeholder" and value.recorder.history_changed(first):
+    if first.op == "placeholder" and recorder.history_changed(first):
         raise CannotDifferentiate("a view that was reshaped in place is returned, of an input that is written to")
 
 

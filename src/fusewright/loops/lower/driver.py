@@ -245,8 +245,10 @@ class Lowering:
     # --- placement ---------------------------------------------------------------------------------------------------
 
     def place(self, node: Node, result: Any) -> None:
-        """Realises the results of `node` that memory must hold."""
+        """Realises the results of `node` that memory must hold. "rounded" is set by autograd/partition.py."""
         if isinstance(result, Value):
+            if node.meta.get("rounded"):
+                result.expression = ex.rounded(result.expression, result.dtype)
             if self.must_realize(node, result):
                 self.realize(result)
         elif isinstance(result, (tuple, list)):
