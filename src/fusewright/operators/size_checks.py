@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.operators.data_dependent import MASKS
 from fusewright.operators.derive import derive
 from fusewright.operators.rules.common import preserved_strides, promote
-from fusewright.operators.rules.cpu import UPSAMPLING
+from fusewright.operators.rules.resizing import UPSAMPLING
 from fusewright.operators.rules.views import view_strides
 from fusewright.sizes.expressions import Dim, Relation, minimum, product
 from fusewright.sizes.shape_env import ShapeEnv
