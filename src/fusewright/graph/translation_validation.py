@@ -86,11 +86,11 @@ class Numbering:
             if node.op == "output":
                 values = _flat(node.args[0])
                 roots = [_root(value) if isinstance(value, Node) else None for value in values]
-                recorded = node.meta.get("type") or [None] * len(values)
                 outputs = [
-                    (self.result(value), None if root is None else roots.index(root), self.layout(kind, whole=True))
-                    for value, root, kind in zip(values, roots, recorded, strict=True)
+                    (self.result(value), None if root is None else roots.index(root))
+                    for value, root in zip(values, roots)
                 ]
+                outputs.append([self.layout(kind, whole=True) for kind in node.meta.get("type") or ()])
             elif node.meta.get("epilogue"):
                 target, value = node.args[0], node.args[1]
                 epilogue.append((self.numbers[target], self.numbers[value]))  # type: ignore[index]

@@ -132,7 +132,8 @@ class Lowering:
                 # What is returned is read before the inputs change under it.
                 outputs = self.output_values(node)
                 self.update_inputs(epilogue)
-                nodes, kinds = flatten(node.args), recorded_types(node)
+                nodes = flatten(node.args)
+                kinds = recorded_types(node, len(nodes))
                 self.program.outputs = tuple(self.output(*one) for one in zip(nodes, outputs, kinds, strict=True))
             else:
                 self.environment[node] = self.lower_node(node)

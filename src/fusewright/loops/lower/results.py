@@ -62,10 +62,12 @@ def _input_window(environment: Mapping[Node, Any], root: Node) -> BufferRef | No
     return window(stored) if isinstance(stored, Value) else None
 
 
-def recorded_types(node: Node) -> Sequence[object]:
-    """What the recorder said of each result of the graph, in the sizes that the graph still has; None where it said
+def recorded_types(node: Node, count: int) -> Sequence[object]:
+    """What the recorder said of each of the graph's results, in the sizes that the graph still has; None where it said
     nothing."""
-    env, kinds = env_of(node.graph), node.meta.get("type", (None,) * len(node.args[0]))  # type: ignore[arg-type]
+    env, kinds = env_of(node.graph), node.meta.get("type")
+    if not isinstance(kinds, tuple) or len(kinds) != count:
+        return [None] * count
     return kinds if env is None else with_sizes(kinds, env.simplify)  # type: ignore[return-value]
 
 
