@@ -467,9 +467,9 @@ class Emitter:
         if expr.wrap:
             wrapped = f"tl.where({value.text} < 0, {value.text} + {extent.text}, {value.text})"
             value = self.bind(wrapped, value.dims, level)
-        mask = self.mask_text(value.dims)[0]
-        self.checks = True
-        rows = [self.index(self.flat(one.extent)) for one in self.view.axes if writes and "r" not in value.dims]
+        mask, self.checks = self.mask_text(value.dims)[0], True
+        axes = self.view.axes if writes and self.view and "r" not in value.dims else ()
+        rows = [self.index(self.flat(axis.extent)) for axis in axes]
         nothing = "".join(f" | ({text} == 0)" for text in (mask, *(one.text for one in rows)) if text)
         condition = f"({value.text} >= 0) & ({value.text} < {extent.text}){nothing}"
         level = max(level, self.level_of(*rows), self.level if mask else 0)
