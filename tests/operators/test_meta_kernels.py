@@ -22,7 +22,7 @@ import fusewright
 from fusewright.operators.derive import derive
 from fusewright.operators.meta_kernels import type_of
 from fusewright.operators.rules.cpu import CORRECTIONS, RULES
-from fusewright.sizes.tensor_type import TensorType, same_strides
+from fusewright.sizes.tensor_type import TensorType
 from tests.ops.cases import Case, operator_cases, operator_name, supports
 from tests.ops.opinfo import op_db
 
@@ -92,7 +92,7 @@ class Watch(TorchDispatchMode):
                 want.dtype,
                 want.device,
             )
-            if not same or not same_strides(said, want):  # type: ignore[arg-type]
+            if not same or (said.stride != want.stride and real.numel()):
                 self.wrong.append(f"{func}: said {said} with strides {said and said.stride}, is {want} with {want.stride}")
 
 

@@ -14,7 +14,7 @@ import fusewright
 from fusewright.operators.meta_kernels import type_of
 from fusewright.operators.schema import facts
 from fusewright.operators.shape_rules import RULES, by_rule
-from fusewright.sizes.tensor_type import TensorType, same_strides
+from fusewright.sizes.tensor_type import TensorType
 from tests.ops.opinfo import op_db
 
 SEEN: Counter[object] = Counter()
@@ -55,7 +55,7 @@ def compare(func: object, said: object, real: object, args: object) -> None:
     shapes = [(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
     assert isinstance(said, TensorType), (func, said, shapes)
     assert (said.shape, said.dtype, said.device) == (want.shape, want.dtype, want.device), (func, said, want, shapes)
-    assert same_strides(said, want), (func, said.stride, want.stride, shapes)
+    assert said.stride == want.stride or not real.numel(), (func, said.stride, want.stride, shapes)
     if facts(func).is_view:
         assert said.offset == want.offset, (func, said, want, shapes)
 

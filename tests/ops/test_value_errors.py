@@ -142,3 +142,38 @@ def test_writes_to_elements_that_share_memory(name: str, inside: bool) -> None:
         (eager, _), (ours, _) = found
         assert (ours is eager) if isinstance(eager, type) else torch.allclose(ours, eager, equal_nan=True), write
         assert torch.allclose(found[0][1], found[1][1], equal_nan=True), write
+
+
+def put(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return x.index_put((index,), torch.tensor(1.0))
+
+
+def scattered_and_written(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    part = x[: len(index) - 1]
+    result = part.scatter(0, torch.zeros_like(part, dtype=torch.int64), 1.0)
+    x.floor_()
+    return result
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("function", [put, scattered_and_written])
+def test_places_in_what_is_empty(function: Any, dynamic: bool | None, checked: bool) -> None:
+    """Eager looks at no index where nothing is written, but it asks for a place in each dimension that is indexed."""
+    compiled = fusewright.compile(function, dynamic=dynamic, options={"checked": checked}, recompile_limit=99)
+    outcomes = set()
+    for shape in ((4, 2, 6), (3, 2, 6), (0, 0, 6), (0, 2, 6), (2, 0, 6), (5, 0, 6)):
+        for index in (torch.tensor([0]), torch.tensor([7]), torch.tensor([], dtype=torch.int64)):
+            results: list[Any] = []
+            for call in (function, compiled):
+                try:
+                    results.append(call(torch.ones(shape), index))
+                except (IndexError, RuntimeError) as error:
+                    results.append(type(error))
+            outcomes.add(type(results[0]))
+            assert type(results[0]) is type(results[1]), (shape, index)
+            if isinstance(results[0], type):
+                assert results[0] is results[1], (shape, index)
+            else:
+                torch.testing.assert_close(results[1], results[0])
+    assert outcomes == ({torch.Tensor, type} if function is put else {torch.Tensor})

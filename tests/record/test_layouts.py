@@ -61,6 +61,52 @@ def test_steps_of_dimensions_of_one_element(name: str) -> None:
             torch.testing.assert_close(found, expected)
 
 
+LINES, IMAGES, VOLUMES = ((1, 3, 1), (2, 1, 4), (1, 1, 2)), ((2, 1, 4, 4), (1, 3, 1, 1), (1, 1, 4, 2)), ((1, 1, 4, 2, 2), (2, 3, 1, 1, 1))
+OF_SINGLE: dict[str, tuple[Callable[[torch.Tensor], Any], tuple[tuple[int, ...], ...]]] = {
+    "binary_cross_entropy_with_logits": (lambda x: F.binary_cross_entropy_with_logits(x, x, reduction="none"), LINES),
+    "copied": (lambda x: torch.empty(x.shape).copy_(x), IMAGES), "half": (lambda x: x.half(), LINES),
+    "zeros_like": (torch.zeros_like, IMAGES), "clone": (torch.clone, LINES), "deg2rad": (torch.deg2rad, LINES),
+    "unfold": (lambda x: F.unfold(x, (1, 1)), IMAGES), "channel_shuffle": (lambda x: F.channel_shuffle(x, 1), IMAGES),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 1), IMAGES), "group_norm": (lambda x: F.group_norm(x, 1), IMAGES),
+    "max_pool1d": (lambda x: F.max_pool1d(x, 1), LINES), "max_pool3d": (lambda x: F.max_pool3d(x, 1), VOLUMES),
+    "conv1d": (lambda x: F.conv1d(x, torch.ones(2, x.shape[1], 1)), LINES),
+    "conv2d": (lambda x: F.conv2d(x, torch.ones(1, x.shape[1], 1, 1)), IMAGES), "sort": (lambda x: x.sort(1), LINES),
+    "conv3d": (lambda x: F.conv3d(x, torch.ones(1, x.shape[1], 1, 1, 1)), VOLUMES), "rot90": (torch.rot90, IMAGES),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x), IMAGES), "renorm": (lambda x: x.renorm(2, 0, 0.5), LINES),
+    "dropout": (lambda x: F.dropout(x, 0.5), IMAGES), "a view": (lambda x: (x + 1).transpose(0, 1)[:1], IMAGES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_SINGLE)
+def test_steps_of_single_channels_and_positions(name: str, dynamic: bool) -> None:
+    """A pass may exchange an operator for another: what the graph returns has the recorded strides all the same."""
+    function, shapes = OF_SINGLE[name]
+    compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+    for shape in shapes:
+        steps = [7 if size == 1 else step for size, step in zip(shape, torch.empty(shape).stride())]
+        last = torch.rand(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+        narrowed = torch.rand([5 if size == 1 else size for size in shape])[tuple(slice(size) for size in shape)]
+        for x in (torch.rand(shape), torch.rand(99).as_strided(shape, steps), last, narrowed):
+            found, expected = compiled(x), function(x)
+            for one, other in zip(*(made if isinstance(made, tuple) else (made,) for made in (found, expected)), strict=True):
+                assert one.stride() == other.stride(), (shape, x.stride())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [F.conv1d, F.conv2d, lambda x, w: F.prelu(x, w[:1].flatten()[:1]) * 1])
+def test_steps_of_gradients_of_single_channels(function: Callable[..., torch.Tensor], dynamic: bool) -> None:
+    compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+    for shape in LINES if function is F.conv1d else IMAGES:
+        for x in (torch.rand(shape), torch.rand(shape[0], *shape[2:], shape[1]).movedim(-1, 1)):
+            weight, found = torch.rand(3, shape[1], *(1 for _ in shape[2:])), []
+            for call in (compiled, function):
+                leaves = [one.detach().requires_grad_() for one in (x, weight)]
+                gradients = torch.autograd.grad(call(*leaves).sin().sum(), leaves)
+                found.append([gradient.stride() for gradient in gradients])
+            assert found[0] == found[1], (shape, x.stride())
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_of_halves_that_share_elements(dtype: torch.dtype, dynamic: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results_of, written_inputs
+from fusewright.autograd.joint import JointGraph, Split, backward_nodes, output_node, results_of, written_inputs
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
@@ -190,7 +190,8 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             extra.append(_copied(forward, values[node], env) if _changes(node, written) else values[node])
             if (narrow := narrow_type(node)) is not None:
                 extra[-1] = _after(forward, values[node], env, torch.ops.aten._to_copy.default, dtype=narrow)
-    forward.output((*user, *extra))
+    kinds = output_node(joint.graph).meta.get("type") or (None,) * len(results)
+    forward.output((*user, *extra)).meta["type"] = (*kinds[: joint.outputs], *(None for _ in extra))
 
     backward = torch.fx.Graph()
     before, values = values, {}
@@ -220,7 +221,8 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             values[again] = _copy(again, backward, values, env)
         if isinstance(item, Node) and item not in values:
             values[item] = _copy(item, backward, values, env)
-    backward.output(tuple(values[item] if isinstance(item, Node) else item for item in results[joint.outputs :]))
+    gradients = tuple(values[item] if isinstance(item, Node) else item for item in results[joint.outputs :])
+    backward.output(gradients).meta["type"] = tuple(kinds[joint.outputs :])
     shared = before.keys() & values.keys() - set(saved)
     for node in shared:
         if _makes_statistics(node, shared, saved):

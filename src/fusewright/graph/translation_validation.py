@@ -90,6 +90,7 @@ class Numbering:
                     (self.result(value), None if root is None else roots.index(root))
                     for value, root in zip(values, roots)
                 ]
+                outputs.append([self.layout(kind, whole=True) for kind in node.meta.get("type") or ()])
             elif node.meta.get("epilogue"):
                 target, value = node.args[0], node.args[1]
                 epilogue.append((self.numbers[target], self.numbers[value]))  # type: ignore[index]
@@ -111,12 +112,13 @@ class Numbering:
             self.numbers[root] if root.op == "placeholder" else None,
         )
 
-    def layout(self, type_: TensorType) -> Any:
-        """The strides that tell where elements lie."""
+    def layout(self, type_: Any, whole: bool = False) -> Any:
+        """The strides that tell where elements lie; `whole`: with those of single elements, which a program sees."""
+        if not isinstance(type_, TensorType):
+            return None
         shape = tuple(map(self.dim, type_.shape))
-        return () if 0 in shape else tuple(self.dim(stride) for size, stride in zip(shape, type_.stride) if size != 1)
-
-    # --- values ------------------------------------------------------------------------------------------------------
+        wanted = [stride for size, stride in zip(shape, type_.stride) if whole or size != 1]
+        return () if 0 in shape else tuple(map(self.dim, wanted))
 
     def dim(self, d: Dim) -> Dim:
         return self.write(d)

@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.operators.data_dependent import MASKS
 from fusewright.operators.derive import derive
 from fusewright.operators.rules.common import preserved_strides, promote
-from fusewright.operators.rules.cpu import UPSAMPLING
+from fusewright.operators.rules.resizing import UPSAMPLING
 from fusewright.operators.rules.views import view_strides
 from fusewright.sizes.expressions import Dim, Relation, minimum, product
 from fusewright.sizes.shape_env import ShapeEnv
@@ -77,7 +77,8 @@ def _gather(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, **name
 def _index_put(
     env: ShapeEnv, self: TensorType, indices: Sequence[TensorType | None], values: TensorType, *rest: Any, **named: Any
 ) -> Pairs | None:
-    """Masks have the sizes of what they select from; where there are none, the values broadcast to the places."""
+    """Masks have the sizes of what they select from; where there are none, each index has places, to which the values
+    broadcast."""
     masks: list[tuple[Dim, Dim]] = []
     axis = 0
     for index in indices:
@@ -89,6 +90,8 @@ def _index_put(
         axis += width
     if masks or any(index is not None and index.dtype in MASKS for index in indices):
         return masks
+    if _index(env, self, indices) is None:
+        return None
     places: Any = derive(aten.index.Tensor, (self, indices), {}, env)
     missing = places.ndim - values.ndim
     if missing < 0 and any(size != 1 for size in values.shape[:-missing]):
@@ -213,8 +216,6 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.avg_pool2d.default: _pool(aten.avg_pool2d.default),
     aten._adaptive_avg_pool2d.default: _adaptive_pool,
     aten.index.Tensor: _index,
-    aten.index_put.default: _index,
-    aten.index_put_.default: _index,
     aten._unsafe_index.Tensor: _index,
     aten.index_select.default: _index_select,
     aten.embedding.default: lambda env, weight, indices, *rest: _index_select(env, weight, 0, indices),

@@ -292,6 +292,24 @@ def test_gather_from_an_empty_table_fails_without_touching_it() -> None:
     assert run_kernel(kernel, tensors, {n: 0}) == 1
 
 
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("count", [2, 21])
+def test_in_a_loop_that_is_empty_no_place_to_write_is_checked(count: int, known: bool, within: bool) -> None:
+    """The check does not depend on the inner loop, so that it is made outside of it. within: a stage's own loop."""
+    n = symbol("s0", 0)
+    i, j, t = loop_symbol("o0", count), loop_symbol("o1", n), symbol("t0", None)
+    row = checked_index(index_value(0) if known else load("index", i, I64), n)
+    store = Store("z", t * count + i, c(2.0), "write", ((t, row),))
+    axes = [Axis(i, count), Axis(j, n)]
+    buffers = {"index": I64, "z": F32}
+    stage = Stage((axes.pop(),) if within else (), (store,))
+    kernel = kernel_of("loop", axes, [stage], buffers, "z", sizes=(n,))
+    for index, size, status in ((7, 0, 0), (0, 0, 0), (0, 8, 0), (7, 8, 0), (8, 8, 0 if known else 1)):
+        tensors = {"index": torch.full((count,), index), "z": torch.zeros(size, count)}
+        assert run_kernel(kernel, tensors, {n: size}) == status
+
+
 @pytest.mark.parametrize("width", [1, 16, 30])
 @pytest.mark.parametrize("mode", ["add", "max", "min"])
 def test_scatter_with_colliding_indices(width: int, mode: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch.nn.functional as F
 
 from fusewright.base.records import replace
 from fusewright.codegen.triton import Processor, Unsupported, generate, tiles
-from fusewright.loops.ir import LoopProgram
+from fusewright.loops.ir import Axis, Buffer, LoopProgram, Store, checked_index, load, local_value
 from fusewright.loops.lower import lower, promotion
 from fusewright.schedule import ScheduleOptions
-from fusewright.schedule.plan import Plan
+from fusewright.schedule.plan import Plan, Reduce, Stage
 from fusewright.schedule.printer import plan_text
+from fusewright.sizes.expressions import loop_symbol, symbol
+from tests.codegen.llvm.harness import kernel_of
 from tests.codegen.triton.harness import TINY, run_code, run_plan
 from tests.graph.texts import graph_of
 from tests.loops import reference as loops, tracing
@@ -512,3 +515,21 @@ def test_what_stands_for_eight_bits_beyond_the_end(dtype: torch.dtype, monkeypat
     made = torch.full((37,), 113.0)
     run_code(code, {code.buffers[0]: x, code.buffers[-1]: made})
     torch.testing.assert_close(made, x.float() * 2, rtol=0, atol=0)
+
+
+def test_before_a_row_that_is_empty_no_place_to_write_is_checked() -> None:
+    """The check stands before the loop along the row; that of what is read is the reader's, and stays."""
+    n = symbol("s0", 0)
+    i, j, t = loop_symbol("o0", 3), loop_symbol("r0", n), symbol("t0", None)
+    checked = checked_index(load("index", i, torch.int64), 5)
+    total = Reduce("total", "sum", load("x", i * n + j, torch.float32))
+    write = Store("z", t, load("x", i * n + j, torch.float32), "add", ((t, checked),))
+    stage = Stage((Axis(j, n),), (total, write))
+    last = Stage((), (Store("y", i, local_value("total", torch.float32)),))
+    shapes: dict[str, Any] = {"index": ((3,), (1,)), "x": ((3, n), (n, 1)), "z": ((5,), (1,)), "y": ((3,), (1,))}
+    dtypes = {name: torch.int64 if name == "index" else torch.float32 for name in shapes}
+    device = torch.device("cpu")
+    buffers = {name: Buffer(name, *shapes[name], dtypes[name], device, "temporary", 0) for name in shapes}
+    kernel = kernel_of("loop", [Axis(i, 3)], [stage, last], dtypes, "zy", sizes=(n,))
+    text = generate([kernel], buffers, TINY, {})[kernel.name].text
+    assert re.search(r"device_assert\(.* \| \(s0 == 0\), ", text)

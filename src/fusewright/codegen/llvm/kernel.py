@@ -60,7 +60,7 @@ class KernelEmitter:
         self.b = FunctionBuilder(target, declarations, halves, rounds_as_they_are(shape), passed_over(shape))
         self.b.declarations.setdefault(ZEROS, ZEROS_DEFINITION)
         self.pointers: dict[str, Pointer] = {}
-        self.evaluator = Evaluator(self.b, self.pointers)
+        self.evaluator = Evaluator(self.b, self.pointers, tuple(shape.outer))
         for view in shape.views:
             self.evaluator.maxima |= {
                 reduce.local: (view, reduce.value) for reduce in reductions_of(view.stage) if reduce.kind == "max"

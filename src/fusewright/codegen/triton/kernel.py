@@ -459,19 +459,20 @@ class Emitter:
         dims = mask.dims | body.dims | other.dims
         return self.bind(f"tl.where({mask.text}, {body.text}, {other.text})", dims, self.level_of(mask, body, other))
 
-    def _checked(self, expr: CheckedIndex) -> Value:
+    def _checked(self, expr: CheckedIndex, writes: bool = False) -> Value:
+        """`writes`: a store's place. The loop is its operator's own: if the row is empty, eager looks at no index."""
         value = self.evaluate(expr.value)
         extent = self.index(self.flat(expr.extent))
         level = self.level_of(value, extent)
         if expr.wrap:
-            value = self.bind(
-                f"tl.where({value.text} < 0, {value.text} + {extent.text}, {value.text})", value.dims, level
-            )
-        mask = self.mask_text(value.dims)[0]
-        self.checks = True
-        condition = f"({value.text} >= 0) & ({value.text} < {extent.text})"
-        condition = f"{condition} | ({mask} == 0)" if mask else condition
-        level = max(level, self.level if mask else 0)
+            wrapped = f"tl.where({value.text} < 0, {value.text} + {extent.text}, {value.text})"
+            value = self.bind(wrapped, value.dims, level)
+        mask, self.checks = self.mask_text(value.dims)[0], True
+        axes = self.view.axes if writes and self.view and "r" not in value.dims else ()
+        rows = [self.index(self.flat(axis.extent)) for axis in axes]
+        nothing = "".join(f" | ({text} == 0)" for text in (mask, *(one.text for one in rows)) if text)
+        condition = f"({value.text} >= 0) & ({value.text} < {extent.text}){nothing}"
+        level = max(level, self.level_of(*rows), self.level if mask else 0)
         check = f'tl.device_assert({condition}, "index out of range")'
         if check not in self.known[level]:
             self.known[level][check] = value
@@ -501,9 +502,9 @@ class Emitter:
         text = f"{self.names[buffer]} + {place}"
         return f"{self.bind(text, dims, index.level).text} + {offset}" if offset else text
 
-    def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> None:
+    def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...], writes: bool = False) -> None:
         for symbol, expr in bindings:
-            value = self.evaluate(expr)
+            value = self._checked(expr, True) if writes and isinstance(expr, CheckedIndex) else self.evaluate(expr)
             self.bound[symbol] = (
                 value if self.wide else self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level)
             )
@@ -549,7 +550,7 @@ class Emitter:
         return self.bind(text, dims, level)
 
     def _store(self, store: Store) -> None:
-        self._bindings(store.bindings)
+        self._bindings(store.bindings, writes=True)
         value = self.evaluate(store.value)
         flat = self.flat(store.index)
         memory = self.memory(store.buffer)

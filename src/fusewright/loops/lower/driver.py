@@ -40,8 +40,6 @@ from fusewright.loops.lower.extern import call_extern
 from fusewright.loops.lower.liveness import drop_dead_operations
 from fusewright.loops.lower.promotion import COMPUTABLE, computable_dtypes
 from fusewright.loops.lower.questions import (
-    check_aliases,
-    empty_view,
     flatten,
     for_floats,
     is_cheap,
@@ -54,6 +52,7 @@ from fusewright.loops.lower.questions import (
     types_in,
 )
 from fusewright.loops.lower.registry import Fallback
+from fusewright.loops.lower.results import as_recorded, check_aliases, empty_view, recorded_types
 from fusewright.loops.lower.values import (
     Shape,
     Value,
@@ -134,7 +133,8 @@ class Lowering:
                 outputs = self.output_values(node)
                 self.update_inputs(epilogue)
                 nodes = flatten(node.args)
-                self.program.outputs = tuple(self.output(*one) for one in zip(nodes, outputs, strict=True))
+                kinds = recorded_types(node, len(nodes))
+                self.program.outputs = tuple(self.output(*one) for one in zip(nodes, outputs, kinds, strict=True))
             else:
                 self.environment[node] = self.lower_node(node)
         self.program.inputs = tuple(self._inputs)
@@ -529,11 +529,13 @@ class Lowering:
         check_aliases(self.environment, nodes, values, self.reference)
         return values
 
-    def output(self, node: Any, value: Any) -> Output:
+    def output(self, node: Any, value: Any, recorded: object) -> Output:
         """A node is one tensor object, however often it is returned; other nodes on its memory are views of it."""
         if not isinstance(value, Value):
             return Output("size", value=value) if isinstance(value, Expr) else Output("value", value=value)
         ref = self.reference(value)
+        if node.op != "placeholder":
+            ref = as_recorded(self.program, recorded, ref)
         buffer = self.program.buffers[ref.buffer]
         if buffer.role == "temporary":
             buffer = self.program.buffers[ref.buffer] = replace(buffer, role="output")

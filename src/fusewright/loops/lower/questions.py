@@ -7,18 +7,17 @@ Always holds: nothing is changed, and nothing here knows how an operator is lowe
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.location import Location, attributed
 from fusewright.graph.nodes import written
-from fusewright.loops.ir import BufferRef, Load
+from fusewright.loops.ir import Load
 from fusewright.loops.lower import expressions as ex
-from fusewright.loops.lower.values import Value, axis_symbols, is_empty, strided_load, window
+from fusewright.loops.lower.values import Value, axis_symbols
 from fusewright.operators.schema import facts, list_of_views
 from fusewright.sizes.expressions import Expr, free_symbols
 from fusewright.sizes.tensor_type import TensorType
@@ -53,48 +52,6 @@ def memory_of(node: Node) -> Node:
             break
         node = source.args[0]  # type: ignore[union-attr, assignment]
     return node
-
-
-def empty_view(
-    environment: Mapping[Node, Any], node: Any, value: Any, reference: Callable[[Value], BufferRef]
-) -> Value | None:
-    """A returned view without elements as a window on the memory that it is a view of, which a program may reach from
-    it (`as_strided`): no access says whose memory it is."""
-    if not isinstance(value, Value) or not is_empty(value.shape) or not isinstance(node, Node):
-        return None
-    root = environment.get(memory_of(node))
-    if not isinstance(root, Value) or root is value or root.dtype != value.dtype:
-        return None
-    own = reference(root)
-    start = own.offset + (value.type.offset - root.type.offset)
-    load = strided_load(own.buffer, value.shape, value.type.stride, start, own.dtype)
-    return Value(value.type, load, value.locations)
-
-
-def check_aliases(
-    environment: Mapping[Node, Any],
-    nodes: Sequence[Any],
-    values: Sequence[Any],
-    reference: Callable[[Value], BufferRef],
-) -> None:
-    """What shares memory in eager must be windows on one buffer: a view of an input, views of one result."""
-    shared: dict[Node, set[str]] = {}
-    for node, value in zip(nodes, values, strict=True):
-        if not isinstance(node, Node) or not isinstance(value, Value) or is_empty(value.shape):
-            continue
-        root = memory_of(node)
-        # the functionalise pass refuses other dtypes
-        if getattr(root.meta.get("type"), "dtype", None) == value.dtype:
-            shared.setdefault(root, set()).add(reference(value).buffer)
-    for root, buffers in shared.items():
-        own = _input_window(environment, root)
-        if len(buffers) > 1 or (own is not None and own.buffer not in buffers):
-            raise CannotFunctionalise(f"{root.name} is returned as a view that is no window on its memory")
-
-
-def _input_window(environment: Mapping[Node, Any], root: Node) -> BufferRef | None:
-    stored = environment[root] if root.op in ("placeholder", "get_attr") else None
-    return window(stored) if isinstance(stored, Value) else None
 
 
 # Operators that PyTorch refuses, or computes by other means, for integers and bool.

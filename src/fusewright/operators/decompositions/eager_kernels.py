@@ -45,7 +45,7 @@ def _max_pool1d(
         return None
     if given.requires_grad and torch.is_grad_enabled():
         return None
-    return call(torch.Tensor.contiguous, (call(function, args, kwargs),), {})
+    return call(torch.clone, (call(function, args, kwargs),), {"memory_format": torch.contiguous_format})
 
 
 def _of_classes(

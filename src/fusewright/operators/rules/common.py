@@ -275,15 +275,24 @@ def suggests_channels_last(t: TensorType) -> bool:
     return True
 
 
-def convolution_strides(shape: tuple[Dim, ...], input: TensorType, weight: TensorType) -> tuple[Dim, ...]:
-    """Strides of the result of a convolution in one or two dimensions: those of images where an argument has them. One
+def convolves_channels_last(input: TensorType, weight: TensorType) -> bool:
+    """Whether a convolution computes in channels-last format, where it has the choice: an argument suggests so. One
     over a line is one over images of a single row, and copies an input that is not contiguous."""
-    if len(shape) == 4:
-        last = suggests_channels_last(input) or suggests_channels_last(weight)
-        return channels_last_strides(shape) if last else contiguous_strides(shape)
-    (*outer, size), (*steps, step) = weight.shape, weight.stride
-    rows = replace(weight, shape=(*outer, 1, size), stride=(*steps, size * step, step))
-    return (shape[1] * shape[2], 1, shape[1]) if suggests_channels_last(rows) else contiguous_strides(shape)
+    if input.ndim == 3:
+        input, weight = _as_row(input if is_contiguous(input) else fresh(input.shape, input)), _as_row(weight)
+    return suggests_channels_last(input) or suggests_channels_last(weight)
+
+
+def _as_row(line: TensorType) -> TensorType:
+    (*outer, size), (*steps, step) = line.shape, line.stride
+    return replace(line, shape=(*outer, 1, size), stride=(*steps, size * step, step))
+
+
+def in_format(shape: Sequence[Dim], last: bool) -> tuple[Dim, ...]:
+    """Strides of lines, images or volumes: channels-last or contiguous."""
+    if last and len(shape) == 3:
+        return (shape[1] * shape[2], 1, shape[1])
+    return channels_last_strides(shape) if last else contiguous_strides(tuple(shape))
 
 
 def suggested_strides(t: TensorType, shape: Sequence[Dim] | None = None) -> tuple[Dim, ...]:

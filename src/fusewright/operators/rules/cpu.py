@@ -16,12 +16,13 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
-from fusewright.operators.rules import pointwise
+from fusewright.operators.rules import pointwise, resizing
 from fusewright.operators.rules.common import (
     Rule,
     channels_last_strides,
-    convolution_strides,
+    convolves_channels_last,
     fresh,
+    in_format,
     is_channels_last,
     is_contiguous,
     is_integral,
@@ -111,7 +112,10 @@ def _vectors_by_column(position: int) -> Correction:
     return lambda said, *args: (*said[:position], _as_column_major(said[position]), *said[position + 1 :])
 
 
-def _index_fill(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
+def _preserved(said: Any, self: TensorType, *rest: Any) -> Any:
+    """Begun as empty_like(self) or clone(self)."""
+    if isinstance(said, tuple):
+        return tuple(_preserved(one, self) for one in said)
     return replace(said, stride=preserved_strides(self))
 
 
@@ -208,7 +212,8 @@ def _loss(said: TensorType, self: TensorType, target: TensorType, reduction: int
 
 
 def _convolution(said: TensorType, input: TensorType, weight: TensorType, *rest: Any) -> TensorType:
-    return replace(said, stride=convolution_strides(said.shape, input, weight)) if 2 < said.ndim < 5 else said
+    last = 2 < said.ndim < 5 and convolves_channels_last(input, weight)
+    return replace(said, stride=in_format(said.shape, last)) if 2 < said.ndim < 5 else said
 
 
 def _glu(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
@@ -251,6 +256,30 @@ def _loss_like_input(said: TensorType, self: TensorType, *rest: Any) -> TensorTy
     return replace(said, dtype=self.dtype, stride=said.stride if reduced else preserved_strides(self))
 
 
+def _soft_margin_loss(said: TensorType, self: TensorType, target: TensorType, reduction: int) -> TensorType:
+    return _loss_like_input(said, self) if reduction else replace(_iterated(said, self), dtype=self.dtype)
+
+
+def _loss_like_target(said: TensorType, self: TensorType, target: TensorType, *rest: Any) -> TensorType:
+    """It is computed where 1 - target is."""
+    return said if rest[-1] else _preserved(said, target)
+
+
+def _rot90(said: TensorType, self: TensorType, k: int, dims: Sequence[int]) -> TensorType:
+    """A contiguous clone, or a flipped tensor of which half of the turns exchange two dimensions."""
+    strides = list(preserved_strides(self))
+    if k % 2:
+        first, second = (axis % self.ndim for axis in dims)
+        strides[first], strides[second] = strides[second], strides[first]
+    return replace(said, stride=tuple(strides)) if k % 4 else _contiguous(said)
+
+
+def _addr(said: TensorType, self: TensorType, vec1: TensorType, vec2: TensorType, *rest: Any) -> TensorType:
+    """Over a column and a row."""
+    column = replace(vec1, shape=(*vec1.shape, 1), stride=(*vec1.stride, 1))
+    return _iterated(said, self, column, vec2)
+
+
 def _as_input_suggests(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
     """In the input's memory format, which for one volume without a batch is that of images."""
     return replace(said, stride=suggested_strides(self, said.shape))
@@ -289,7 +318,23 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.max_unpool2d.default: _max_unpool2d,
     aten.rrelu_with_noise.default: lambda said, *args: _contiguous(said),
     aten.rrelu_with_noise_functional.default: lambda said, *args: (_contiguous(said[0]), *said[1:]),
-    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
+    **dict.fromkeys(
+        (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.flip.default, aten.nan_to_num.default,
+         aten.deg2rad.default, aten.rad2deg.default, aten.frexp.Tensor, aten.sort.default, aten.sort.stable,
+         aten.fill.Scalar, aten.fill.Tensor, aten.index_put.default, aten._unsafe_index_put.default,
+         aten._unsafe_masked_index_put_accumulate.default),
+        _preserved,
+    ),
+    aten.nll_loss2d_backward.default: lambda said, gradient, self, *rest: _preserved(said, self),
+    aten._prelu_kernel_backward.default: lambda said, gradient, self, weight: tuple(
+        _iterated(one, self, weight, gradient) for one in said
+    ),
+    aten.native_group_norm_backward.default: lambda said, gradient, self, *rest: (
+        said[0] and _as_input_suggests(said[0], self), *said[1:],
+    ),
+    aten.rot90.default: _rot90,
+    aten.addr.default: _addr,
+    aten.binary_cross_entropy_with_logits.default: _loss_like_target,
     **dict.fromkeys(
         (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default), _copied_with_gaps
     ),
@@ -305,6 +350,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
             aten.logaddexp.default,
             aten.logaddexp2.default,
             aten.nextafter.default,
+            aten.sgn.default,
+            aten.hardtanh_backward.default,
             aten.special_xlog1py.default,
             aten.xlogy.Tensor,
         ),
@@ -315,10 +362,6 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.convolution.default: _convolution,
     aten.glu.default: _glu,
     aten.native_dropout_backward.default: _dropout_backward,
-    **dict.fromkeys(
-        (aten.flip.default, aten.nan_to_num.default),
-        lambda said, self, *args: replace(said, stride=preserved_strides(self)),
-    ),
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
     **dict.fromkeys(
@@ -329,8 +372,9 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.angle.default: _angle,
     aten.roll.default: _roll,
     **dict.fromkeys(
-        (aten.binary_cross_entropy.default, aten.huber_loss.default, aten.soft_margin_loss.default), _loss_like_input
+        (aten.binary_cross_entropy.default, aten.huber_loss.default), _loss_like_input
     ),
+    aten.soft_margin_loss.default: _soft_margin_loss,
     aten.binary_cross_entropy_backward.default: lambda said, gradient, *args: _loss_like_input(said, *args),
     aten.max_pool3d_with_indices.default: lambda said, self, *rest: tuple(_as_volumes(one, self) for one in said),
     aten.max_pool3d_with_indices_backward.default: lambda said, gradient, self, *rest: _as_volumes(said, self),
@@ -342,7 +386,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     **dict.fromkeys(
         (aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
          aten.normal.Tensor_Tensor, aten.pow.Scalar, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar,
-         aten.nonzero_static.default),
+         aten.nonzero_static.default, aten.renorm.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default,
+         aten.glu_backward.default),
         lambda said, *args: _contiguous(said),
     ),
     aten._fft_r2c.default: _fft_r2c,
@@ -518,62 +563,8 @@ def _batch_norm_backward(
     )
 
 
-def _upsample_backward(follows_layout: bool) -> Rule:
-    """The gradient has the input's size, which is an argument; some kernels keep the layout of what arrives."""
-
-    def rule(
-        grad_output: TensorType, output_size: Sequence[Dim], input_size: Sequence[Dim], *rest: Any, **named: Any
-    ) -> object:
-        strides = (
-            suggested_strides(grad_output, input_size) if follows_layout else contiguous_strides(tuple(input_size))
-        )
-        return TensorType(tuple(input_size), strides, grad_output.dtype, grad_output.device)
-
-    return rule
-
-
-def _upsample(spatial: int) -> Rule:
-    """The result has the size that is asked for, and the layout that the input suggests. That there is something to
-    read and something to write is a condition of operators/size_checks.py."""
-
-    def rule(self: TensorType, output_size: Sequence[Dim], *rest: Any, **named: Any) -> object:
-        if self.ndim != spatial + 2 or len(output_size) != spatial or not self.dtype.is_floating_point:
-            return NotImplemented
-        shape = (*self.shape[:2], *output_size)
-        if any(isinstance(size, int) and size < 1 for size in (*shape[1:], *self.shape[2:])):
-            return NotImplemented
-        return TensorType(shape, suggested_strides(self, shape), self.dtype, self.device)
-
-    return rule
-
-
-UPSAMPLING: dict[OpOverload, int] = {
-    aten.upsample_nearest1d.default: 1,
-    aten._upsample_nearest_exact1d.default: 1,
-    aten.upsample_linear1d.default: 1,
-    aten.upsample_nearest2d.default: 2,
-    aten._upsample_nearest_exact2d.default: 2,
-    aten.upsample_bilinear2d.default: 2,
-    aten._upsample_bilinear2d_aa.default: 2,
-    aten.upsample_bicubic2d.default: 2,
-    aten._upsample_bicubic2d_aa.default: 2,
-    aten.upsample_nearest3d.default: 3,
-    aten._upsample_nearest_exact3d.default: 3,
-    aten.upsample_trilinear3d.default: 3,
-}
-"""Operators that resize images, and how many dimensions these have."""
 _MISSING: dict[OpOverload, Rule] = {
-    **{op: _upsample(spatial) for op, spatial in UPSAMPLING.items()},
-    aten.upsample_nearest1d_backward.default: _upsample_backward(False),
-    aten._upsample_nearest_exact1d_backward.default: _upsample_backward(False),
-    aten.upsample_nearest2d_backward.default: _upsample_backward(True),
-    aten._upsample_nearest_exact2d_backward.default: _upsample_backward(True),
-    aten.upsample_nearest3d_backward.default: _upsample_backward(False),
-    aten._upsample_nearest_exact3d_backward.default: _upsample_backward(False),
-    aten.upsample_linear1d_backward.default: _upsample_backward(False),
-    aten.upsample_bicubic2d_backward.default: _upsample_backward(False),
-    aten.upsample_bilinear2d_backward.default: _upsample_backward(True),
-    aten.upsample_trilinear3d_backward.default: _upsample_backward(True),
+    **resizing.RULES,
     aten.native_batch_norm.default: _batch_norm_rule,
     aten._native_batch_norm_legit.default: _batch_norm_rule,
     aten._native_batch_norm_legit_functional.default: _batch_norm_functional,

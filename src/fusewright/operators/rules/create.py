@@ -15,6 +15,7 @@ from fusewright.operators.philox import BERNOULLI
 from fusewright.operators.rules.common import (
     Rule,
     channels_last_strides,
+    iterator_strides,
     number_dtype,
     preserved_strides,
     suggested_strides,
@@ -177,10 +178,10 @@ def _sample(self: TensorType, generator: None = None) -> TensorType:
 def _dropout(input: TensorType, p: float, train: bool | None) -> object:
     if not input.dtype.is_floating_point:
         return NotImplemented
-    strides = preserved_strides(input)
-    return TensorType(input.shape, strides, input.dtype, input.device), TensorType(
-        input.shape, strides, torch.bool, input.device
-    )
+    mask = TensorType(input.shape, preserved_strides(input), torch.bool, input.device)
+    product = input.device.type == "cpu" and train is not False
+    strides = iterator_strides(input.shape, [input, mask]) if product else mask.stride
+    return TensorType(input.shape, strides, input.dtype, input.device), mask
 
 
 RULES: dict[OpOverload, Rule] = {

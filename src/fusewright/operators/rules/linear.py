@@ -14,8 +14,10 @@ from fusewright.operators.rules.common import (
     axis_of,
     broadcast,
     channels_last_strides,
-    convolution_strides,
+    convolves_channels_last,
     fresh,
+    in_format,
+    is_channels_last,
     is_contiguous,
     iterator_strides,
     less,
@@ -86,18 +88,27 @@ def _follows_arguments(input: TensorType) -> bool:
 
 
 _C: Any = torch._C
-_PLAIN_VOLUMES = frozenset({_C._ConvBackend.Slow3d, _C._ConvBackend.SlowDilated3d, _C._ConvBackend.SlowTranspose3d})
+_PLAIN_VOLUMES = frozenset(
+    {None, _C._ConvBackend.Slow3d, _C._ConvBackend.SlowDilated3d, _C._ConvBackend.SlowTranspose3d}
+)
+_AS_WEIGHTS = frozenset({_C._ConvBackend.Slow2d, _C._ConvBackend.SlowTranspose2d})
+"""They begin a weight's gradient as what the weight is in their format: itself, if it lies in it."""
+
+
+def _backend(input: TensorType, weight: TensorType, *rest: Any) -> Any:
+    """The CPU's library for a convolution; None for symbolic sizes."""
+    if not all(isinstance(size, int) for size in (*input.shape, *weight.shape)) or 0 in input.shape:
+        return None
+    given, window = (torch.empty(1, dtype=t.dtype).expand(cast("Any", t.shape)) for t in (input, weight))
+    return _C._select_conv_backend(given, window, None, *rest, None)
 
 
 def _keeps_format(input: TensorType, weight: TensorType, *rest: Any) -> bool:
     """Whether the CPU's convolution over images or volumes keeps the memory format of its arguments: oneDNN does;
     PyTorch's own kernels for volumes do not. Of volumes of symbolic sizes it is taken not to."""
-    if input.ndim == 4:
+    if input.ndim < 5:
         return True
-    if not all(isinstance(size, int) for size in (*input.shape, *weight.shape)) or 0 in input.shape:
-        return False
-    given, window = (torch.empty(1, dtype=t.dtype).expand(cast("Any", t.shape)) for t in (input, weight))
-    return _C._select_conv_backend(given, window, None, *rest, None) not in _PLAIN_VOLUMES
+    return _backend(input, weight, *rest) not in _PLAIN_VOLUMES
 
 
 def _convolution(
@@ -137,8 +148,8 @@ def _convolution(
     if any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
     if rank < 3 and _follows_arguments(input):
-        return replace(fresh(shape, input), stride=convolution_strides(tuple(shape), input, weight))
-    last = suggests_channels_last(input) or suggests_channels_last(weight)
+        return replace(fresh(shape, input), stride=in_format(shape, convolves_channels_last(input, weight)))
+    last = convolves_channels_last(input, weight)
     if last and input.device.type == "cpu":
         kept = _keeps_format(input, weight, stride, padding, dilation, transposed, output_padding, groups)
         result = fresh(shape, input)
@@ -163,19 +174,21 @@ def _convolution_backward(
 ) -> object:
     """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups
     and kernels)."""
-    if input.ndim not in ((4, 5) if input.device.type == "cpu" else (4,)) or 0 in input.shape:
+    on_cpu = input.device.type == "cpu"
+    if input.ndim not in ((3, 4, 5) if on_cpu else (4,)) or 0 in input.shape or not _follows_arguments(input):
         return NotImplemented
-    if not _follows_arguments(input):
-        return NotImplemented
-    last = (suggests_channels_last(input) or suggests_channels_last(weight)) and _keeps_format(
+    last = convolves_channels_last(input, weight) and _keeps_format(
         input, weight, stride, padding, dilation, transposed, output_padding, groups
     )
-    found: list[TensorType | None] = []
-    for wanted, like in zip(output_mask, (input, weight), strict=False):
-        result = fresh(list(like.shape), like)
-        found.append(
-            None if not wanted else replace(result, stride=channels_last_strides(like.shape)) if last else result
-        )
+    strides = in_format(input.shape, last), in_format(weight.shape, last)
+    if last and on_cpu and input.ndim > 3 and is_contiguous(weight) and is_channels_last(weight):
+        # a weight of one channel or of one position lies in both formats
+        if _backend(input, weight, stride, padding, dilation, transposed, output_padding, groups) in _AS_WEIGHTS:
+            strides = strides[0], weight.stride
+    found: list[TensorType | None] = [
+        replace(fresh(like.shape, like), stride=own) if wanted else None
+        for wanted, like, own in zip(output_mask, (input, weight), strides, strict=False)
+    ]
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     found.append(fresh([channels], input) if output_mask[2] else None)
     return tuple(found)

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
-from fusewright.operators.rules.common import Rule, Undecided, axis_of, fresh, is_contiguous, is_integral, same_shape
+from fusewright.base.records import replace
+from fusewright.operators.rules.common import (
+    Rule,
+    Undecided,
+    axis_of,
+    fresh,
+    is_contiguous,
+    is_integral,
+    same_shape,
+    suggested_strides,
+)
 from fusewright.sizes.expressions import Dim
 from fusewright.sizes.tensor_type import TensorType
 
@@ -175,7 +185,8 @@ def _group_norm(
     if not is_contiguous(input) or not input.dtype.is_floating_point or any(t.dtype != input.dtype for t in given):
         return NotImplemented
     statistic = fresh((N, group), input)
-    return fresh(input.shape, input), statistic, statistic
+    made = fresh(input.shape, input)
+    return replace(made, stride=suggested_strides(input)) if made.device.type == "cpu" else made, statistic, statistic
 
 
 def _nll_loss(

@@ -33,7 +33,7 @@ from fusewright.loops.ir import (
     Masked,
     Store,
 )
-from fusewright.sizes.expressions import Expr
+from fusewright.sizes.expressions import Expr, bounds
 
 # Where numbers next to each other give results that are not: what comes in is rounded where eager rounds it.
 _STEPS = frozenset({"floor", "ceil", "round", "trunc", "frac", "floor_divide", "trunc_divide", "remainder", "fmod"})
@@ -46,11 +46,14 @@ def _is_step(expr: Apply) -> bool:
 
 
 class Evaluator:
-    """`view` is the stage whose expressions are evaluated; set it before evaluating (indices are read through it)."""
+    """`view` is the stage whose expressions are evaluated; set it before evaluating (indices are read through it).
+    `outer`: the loops around all stages."""
 
-    def __init__(self, b: FunctionBuilder, pointers: dict[str, Pointer]) -> None:
+    def __init__(self, b: FunctionBuilder, pointers: dict[str, Pointer], outer: tuple[Axis, ...] = ()) -> None:
         self.b = b
         self.pointers = pointers
+        self.outer = outer
+        self.places: tuple[Expression, ...] = ()  # where the store that is evaluated writes
         self.indexer = Indexer(b)
         self.memory = Memory(b, self.indexer)
         self.view: StageView
@@ -159,7 +162,13 @@ class Evaluator:
         if expr.wrap:
             value = b.select(b.compare("icmp slt", value, zero), b.op("add", value, extent), value)
         bad = b.compare("icmp uge", value, extent)
-        b.report(bad)
+        reported, around = bad, {name for scope in ctx.chain[: level + 1] for name in scope.defines}
+        # A loop that writes by an index is its operator's own: if it is empty, eager looks at no index.
+        for axis in (*self.outer, *self.view.axes) if any(expr is one for one in self.places) else ():
+            if axis.symbol not in around and (bounds(axis.extent)[0] or 0) <= 0:
+                runs = b.compare("icmp sgt", self.indexer.scalar(ctx.uniform, axis.extent), zero)
+                reported = b.op("and", reported, runs)
+        b.report(reported)
         return b.select(bad, zero, value)
 
     def bindings(self, ctx: Context, bindings: tuple[tuple[Expr, Expression], ...]) -> Bound:
@@ -222,7 +231,9 @@ class Evaluator:
         """Writes `value` at the innermost point of `ctx`."""
         b = self.b
         saved = b.scope, b.mask
+        self.places = tuple(place for _, place in store.bindings)
         bound = self.bindings(ctx, store.bindings)
+        self.places = ()
         b.scope, b.mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
         place = self._place(store, bound, self.store_ahead.get(store.buffer, 0))
         self.memory.store(ctx, place, value, b.mask, store.mode)
