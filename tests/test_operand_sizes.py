@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusewright
+from fusewright.base.events import STREAM, Event, FellBack
 from fusewright.loops.lower import registry
 
 Program = Callable[..., Tensor]
@@ -286,3 +287,49 @@ def test_a_size_is_a_number_of_an_operator(name: str, scale: float) -> None:
                 weights = torch.randn_like(expected)
                 mine, theirs = (torch.autograd.grad(result, x, weights) for result in (found, expected))
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+CONVOLUTION = torch.randn(4, 4, 3, 3)
+SETTINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "padding": lambda x, n: F.conv2d(x, CONVOLUTION, padding=n),
+    "stride": lambda x, n: F.conv2d(x, CONVOLUTION, stride=(n, 3), padding=(0, n)),
+    "dilation": lambda x, n: F.conv2d(x, CONVOLUTION, dilation=n),
+    "transposed": lambda x, n: F.conv_transpose2d(x, CONVOLUTION, stride=n, padding=n),
+    "window": lambda x, n: F.max_pool2d(x, n, stride=n) + F.avg_pool2d(x, n),
+    "patches": lambda x, n: F.unfold(x, 3, dilation=n, padding=n, stride=n),
+    "scale": lambda x, n: F.interpolate(x, scale_factor=n, mode="bilinear"),
+    "scale of one side": lambda x, n: F.interpolate(x, scale_factor=(n / 2, 1), mode="bicubic", antialias=True),
+    "groups": lambda x, n: F.channel_shuffle(x.repeat(1, 3, 1, 1), n),
+    "border": lambda x, n: F.pad(x, (n, 0, 1, n), mode="reflect"),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_an_operator_varies(name: str, training: bool) -> None:
+    events: list[Event] = []
+    compiled = fusewright.compile(lambda x, n: SETTINGS[name](x, n), fullgraph=True)
+    with STREAM.listening(events.append):
+        for n in (1, 2, 3, 2):
+            x = torch.randn(2, 4, 13, 13, requires_grad=training)
+            found, expected = compiled(x, n), SETTINGS[name](x, n)
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride()
+            if training:
+                mine, theirs = (torch.autograd.grad(result.square().sum(), x)[0] for result in (found, expected))
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert not [event for event in events if isinstance(event, FellBack)]
+
+
+def test_one_function_over_layers_of_other_shapes() -> None:
+    layers = [torch.nn.Conv2d(3, 8, 7, 4, 3), torch.nn.Conv2d(8, 16, 3, 2, 1), torch.nn.Conv2d(16, 24, 3, 2, 1)]
+    compiled = fusewright.compile(lambda layer, x: layer(x).relu(), fullgraph=True)
+    events: list[Event] = []
+    with torch.no_grad(), STREAM.listening(events.append):
+        for batch in (2, 3, 2):
+            x = torch.randn(batch, 3, 64, 64)
+            for layer in layers:
+                expected = layer(x).relu()
+                torch.testing.assert_close(compiled(layer, x), expected)
+                x = expected
+    assert not [event for event in events if isinstance(event, FellBack)]
