@@ -82,7 +82,7 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def is_view_of(node: torch.fx.Node, base: torch.fx.Node) -> bool:
-    """Whether `node` is a view that was taken of `base` itself. (What an in-place operator gives is `base`, no view.)"""
+    """Whether `node` is a view that was taken of `base` itself. (An in-place operator gives `base`, no view.)"""
     if view_chain(node)[-2:-1] != [base]:
         return False
     return node.target is operator.getitem or not facts(node.target).written  # type: ignore[arg-type]
