@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusewright
+from fusewright.base.events import STREAM, Event, FellBack
 from fusewright.loops.lower import registry
 
 Program = Callable[..., Tensor]
@@ -235,3 +237,99 @@ def test_operands_of_lower_rank_are_repeated(op: torch._ops.OpOverload) -> None:
 
 def test_most_operators_repeat_operands() -> None:
     assert sum(len(broadcasts(op)) > 3 for op in SEVERAL) > 45
+
+
+NUMBERS: dict[str, Callable[[Tensor, Any], Any]] = {
+    "alpha": lambda x, n: torch.add(x, x.sin(), alpha=n) + torch.sub(x, x * 2, alpha=n),
+    "value": lambda x, n: torch.addcmul(x, x, x, value=n) + torch.addcdiv(x, x, x + 9, value=n),
+    "beta": lambda x, n: torch.addmm(x, x @ x.T, x, beta=n, alpha=n) + torch.addr(x, x[:, 0], x[0], beta=n, alpha=n),
+    "lerp": lambda x, n: torch.lerp(x, x + 1, n),
+    "limits": lambda x, n: x.clamp(-n, n) + F.hardtanh(x * 9, -n, n) + x.clamp_max(n),
+    "slopes": lambda x, n: F.leaky_relu(x, n) + F.elu(x, n) + F.celu(x, n) + F.softplus(x, n, n),
+    "thresholds": lambda x, n: F.threshold(x, n, n + 1) + F.softshrink(x * 9, n) + F.hardshrink(x * 9, n),
+    "losses": lambda x, n: F.huber_loss(x, x * 9, delta=n) + F.smooth_l1_loss(x, x * 9, beta=n),
+    "eps": lambda x, n: F.layer_norm(x, x.shape[1:], eps=n) + F.normalize(x, eps=n) + F.group_norm(x, 1, eps=n),
+    "batch_norm": lambda x, n: F.batch_norm(x, None, None, None, None, True, 1 / n, n),
+    "fills": lambda x, n: x.masked_fill(x > 0, n) + torch.where(x > 0, x, n) + torch.full_like(x, n),
+    "compared": lambda x, n: (x > n, x != n, x.long() == n, torch.isclose(x, x + 1, atol=n, rtol=n)),
+    "division": lambda x, n: x / n + x % n + x.detach() // n + x.fmod(n) + torch.div(x, n, rounding_mode="trunc"),
+    "nan_to_num": lambda x, n: x.log().nan_to_num(n, n, n),
+    "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "scatter": lambda x, n: x.scatter(1, torch.zeros(3, 1, dtype=torch.int64), n),
+    "attention": lambda x, n: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=1 / n),
+}
+LABELS: dict[str, Callable[[Tensor, int], Any]] = {  # a whole number, as models that answer questions have it
+    "ignore_index": lambda x, n: F.cross_entropy(x, torch.tensor([1, 0, n]).clamp(0, n), ignore_index=n),
+    "ignore_index of images": lambda x, n: F.nll_loss(
+        x[None, :, :, None].expand(1, 3, n, 2), torch.ones(1, n, 2, dtype=torch.int64), ignore_index=n
+    ),
+    "bits": lambda x, n: (x.long() & n, x.long() ^ n, x.long() << (n - 4)),
+}
+
+
+@pytest.mark.parametrize("scale", [1, 0.5])
+@pytest.mark.parametrize("name", [*NUMBERS, *LABELS])
+def test_a_size_is_a_number_of_an_operator(name: str, scale: float) -> None:
+    function = NUMBERS.get(name) or LABELS[name]
+    if name in LABELS and scale != 1:
+        pytest.skip("it takes whole numbers only")
+
+    def program(x: Tensor) -> Any:
+        return function(x, x.shape[1] * scale)
+
+    compiled = fusewright.compile(program, fullgraph=True, dynamic=True)
+    for width in (5, 7, 8):
+        for training in (False, True):
+            x = torch.randn(3, width, requires_grad=training)
+            found, expected = compiled(x), program(x)
+            torch.testing.assert_close(found, expected)
+            if training and isinstance(expected, Tensor) and expected.requires_grad:
+                weights = torch.randn_like(expected)
+                mine, theirs = (torch.autograd.grad(result, x, weights) for result in (found, expected))
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+CONVOLUTION = torch.randn(4, 4, 3, 3)
+SETTINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "padding": lambda x, n: F.conv2d(x, CONVOLUTION, padding=n),
+    "stride": lambda x, n: F.conv2d(x, CONVOLUTION, stride=(n, 3), padding=(0, n)),
+    "dilation": lambda x, n: F.conv2d(x, CONVOLUTION, dilation=n),
+    "transposed": lambda x, n: F.conv_transpose2d(x, CONVOLUTION, stride=n, padding=n),
+    "window": lambda x, n: F.max_pool2d(x, n, stride=n) + F.avg_pool2d(x, n),
+    "patches": lambda x, n: F.unfold(x, 3, dilation=n, padding=n, stride=n),
+    "scale": lambda x, n: F.interpolate(x, scale_factor=n, mode="bilinear"),
+    "scale of one side": lambda x, n: F.interpolate(x, scale_factor=(n / 2, 1), mode="bicubic", antialias=True),
+    "groups": lambda x, n: F.channel_shuffle(x.repeat(1, 3, 1, 1), n),
+    "border": lambda x, n: F.pad(x, (n, 0, 1, n), mode="reflect"),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_an_operator_varies(name: str, training: bool) -> None:
+    events: list[Event] = []
+    compiled = fusewright.compile(lambda x, n: SETTINGS[name](x, n), fullgraph=True)
+    with STREAM.listening(events.append):
+        for n in (1, 2, 3, 2):
+            x = torch.randn(2, 4, 13, 13, requires_grad=training)
+            found, expected = compiled(x, n), SETTINGS[name](x, n)
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride()
+            if training:
+                mine, theirs = (torch.autograd.grad(result.square().sum(), x)[0] for result in (found, expected))
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert not [event for event in events if isinstance(event, FellBack)]
+
+
+def test_one_function_over_layers_of_other_shapes() -> None:
+    layers = [torch.nn.Conv2d(3, 8, 7, 4, 3), torch.nn.Conv2d(8, 16, 3, 2, 1), torch.nn.Conv2d(16, 24, 3, 2, 1)]
+    compiled = fusewright.compile(lambda layer, x: layer(x).relu(), fullgraph=True)
+    events: list[Event] = []
+    with torch.no_grad(), STREAM.listening(events.append):
+        for batch in (2, 3, 2):
+            x = torch.randn(batch, 3, 64, 64)
+            for layer in layers:
+                expected = layer(x).relu()
+                torch.testing.assert_close(compiled(layer, x), expected)
+                x = expected
+    assert not [event for event in events if isinstance(event, FellBack)]

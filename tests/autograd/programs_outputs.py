@@ -593,3 +593,20 @@ def infinite_factors_of_what_nothing_depends_on(compiled: Compiled) -> list[Any]
         b.sum().backward()
         results += [b, a.grad, other.requires_grad]
     return results
+
+
+@program
+def views_in_place_of_what_was_written_in_place(compiled: Compiled) -> list[Any]:
+    """`quantile` ends that way, too."""
+    x, level = random(3, 4), torch.tensor([0.2, 0.7])
+
+    def fn(x, level):
+        y, z = x * 2, x.sort(-1).values
+        y.mul_(x).unsqueeze_(0).transpose_(0, -1)
+        z.lerp_(x, 0.3)
+        z.t_()
+        return y.sin(), z * 3, x.quantile(0.3, -1), x.quantile(level, 0), x.nanquantile(level, -1, keepdim=True)
+
+    results = compiled(fn)(x, level)
+    sum((result * 2).pow(2).sum() for result in results).backward()  # type: ignore[union-attr]
+    return [*results, x.grad]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,3 +237,20 @@ def test_of_maxima_over_a_line(dynamic: bool, requires_grad: bool) -> None:
         for pool in (F.max_pool1d, torch.max_pool1d):
             compiled = fusewright.compile(lambda x: (pool(x, 2), pool(x, 3, padding=1) * 2), dynamic=dynamic)
             torch.testing.assert_close(compiled(x), (pool(x, 2), pool(x, 3, padding=1) * 2), check_stride=True)
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize("shape", [(1, 8, 2, 3), (1, 8, 1, 2), (2, 8, 1, 1), (2, 8, 3, 2), (1, 8, 2, 1, 3)])
+def test_group_norms_of_images_whose_channels_lie_side_by_side(shape: tuple[int, ...], parameters: bool) -> None:
+    """The steps of dimensions of one element are eager's too, in the result and in the gradient."""
+    weight = torch.rand(8, requires_grad=True) if parameters else None
+    compiled = fusewright.compile(lambda x: F.group_norm(x, 2, weight, weight), fullgraph=True)
+    batch, channels, *image = shape
+    ends = []
+    for function in (compiled, lambda x: F.group_norm(x, 2, weight, weight)):
+        x = torch.linspace(0, 1, math.prod(shape)).view(batch, *image, channels).movedim(-1, 1).requires_grad_()
+        result = function(x)
+        weighted = result * torch.linspace(1, 2, result.numel()).view(shape)  # that of a plain sum is rounding only
+        gradients = torch.autograd.grad(weighted.sum(), [x, weight] if parameters else [x])
+        ends.append((result.detach(), *gradients))
+    torch.testing.assert_close(*ends, check_stride=True, rtol=1e-4, atol=1e-4)

@@ -24,6 +24,8 @@ FREE, SHORT, LONG = symbol("free", 2, None), symbol("short", 2, 16), symbol("lon
         (FREE * SHORT + 1, {FREE: 5}, 81),
         (FREE * LONG, {}, UNKNOWN * 1000),
         (floor_div(FREE + 3, 4), {FREE: 10}, 3),
+        (floor_div(LONG, floor_div(12, FREE)), {}, UNKNOWN),
+        (floor_div(LONG, floor_div(12, FREE)), {FREE: 3}, 250),
     ],
 )
 def test_a_symbol_counts_as_its_example_else_as_the_default_within_its_bounds(

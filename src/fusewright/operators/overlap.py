@@ -81,6 +81,13 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
     return chain[::-1]
 
 
+def is_view_of(node: torch.fx.Node, base: torch.fx.Node) -> bool:
+    """Whether `node` is a view that was taken of `base` itself. (An in-place operator gives `base`, no view.)"""
+    if view_chain(node)[-2:-1] != [base]:
+        return False
+    return node.target is operator.getitem or not facts(node.target).written  # type: ignore[arg-type]
+
+
 def _path(node: torch.fx.Node) -> list[object]:
     """The view operators that lead to `node`, with their arguments: nodes of equal paths are the same view."""
     steps: list[object] = []

@@ -20,7 +20,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.operators import decompositions, messages
 from fusewright.operators.host_draws import HOST_DRAW
-from fusewright.operators.overlap import view_chain
+from fusewright.operators.overlap import is_view_of
 from fusewright.operators.rules.collectives import NAMESPACE
 from fusewright.operators.rules.common import is_dense
 from fusewright.record import data_sizes
@@ -191,7 +191,7 @@ def _view_in_place(
         assert isinstance(traced, TracedTensor)
         if traced.is_input:
             raise GraphBreak("inplace-metadata", f"{func} on an input")
-        if traced.requires_grad and any(view_chain(user)[-2:-1] == [traced.node] for user in traced.node.users):
+        if traced.requires_grad and any(is_view_of(user, traced.node) for user in traced.node.users):
             # autograd would make the views' histories anew, as windows of what the tensor was not when they were made
             raise GraphBreak("inplace-metadata", f"{func} on a tensor with views and a gradient")
         view = recorder.dispatch(form, args, kwargs)

@@ -27,12 +27,19 @@ def estimate(size: Dim, examples: Mapping[Expr, int] = NO_EXAMPLES) -> int:
         return size
     if not examples:
         return _without_examples(size)
-    return evaluate(size, {sym: examples[sym] if sym in examples else _typical(sym) for sym in free_symbols(size)})
+    return _with(size, {sym: examples[sym] if sym in examples else _typical(sym) for sym in free_symbols(size)})
 
 
 @lru_cache(maxsize=1 << 14)
 def _without_examples(size: Expr) -> int:
-    return evaluate(size, {sym: _typical(sym) for sym in free_symbols(size)})
+    return _with(size, {sym: _typical(sym) for sym in free_symbols(size)})
+
+
+def _with(size: Expr, values: Mapping[Expr, int]) -> int:
+    try:
+        return evaluate(size, values)
+    except ZeroDivisionError:  # values that no call has together
+        return UNKNOWN
 
 
 def _typical(sym: Symbol) -> int:

@@ -126,6 +126,9 @@ def _ask(world: World, fn: Callable[..., Any], args: Args, kwargs: Kwargs, objec
     """What PyTorch's C++ does for a function with overloaded arguments."""
     kinds = tuple(_class(one) for one in objects)
     for kind in kinds:
+        if isinstance(override_of(kind), types.FunctionType):
+            # PyTorch calls it on the object, with a warning
+            raise GraphBreak("unsupported-tensor", f"{kind.__qualname__}.__torch_function__, which is a plain method")
         result = world.tracer.call(world.getattr(kind, "__torch_function__"), (fn, kinds, args, kwargs))
         if result is not NotImplemented:
             return result

@@ -324,6 +324,11 @@ def _query(fn: Callable[..., Any]) -> Row:
     return lambda tracer, args, kwargs: native(fn, *(for_native(tracer.world, value) for value in args), **kwargs)
 
 
+def _enter_function_mode(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """What `with mode` of a program's own torch function mode calls. (A device, which is one too, has another.)"""
+    raise GraphBreak("open-context", f"{tracer.world.type_of(args[0]).__qualname__}, which sees each torch function")
+
+
 def _current_gpu(tracer: Tracer) -> int:
     """The current GPU's number, which a guard asks for again: contexts that change it are graph breaks."""
     found = native(torch.cuda.current_device)
@@ -486,6 +491,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(
         getattr, torch._C._VariableFunctions, args[1]
     ),
+    ("torch.overrides", "TorchFunctionMode.__init__"): _always(None),
+    ("torch.overrides", "TorchFunctionMode.__enter__"): _enter_function_mode,
     ("torch", "is_tensor"): _is_tensor,
     ("torch", "__getattr__"): _module_attribute,
     ("torch", "_check"): _check,

@@ -42,9 +42,25 @@ def interpolate(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, .
     """The result of `interpolate(*args, **kwargs)`, or None."""
     given: dict[str, Any] = {"size": None, "scale_factor": None, "mode": "nearest", "align_corners": None}
     given |= dict(zip(_PARAMETERS, args)) | kwargs
+    symbolic = _fix_scales(given)
     plain = given.keys() <= set(_PARAMETERS) and not given.get("recompute_scale_factor") and not given.get("antialias")
     found = _operator_call(recorder, given) if plain and len(args) <= len(_PARAMETERS) else None
-    return None if found is None else call(*found, {})
+    if found is None:
+        return call(torch.nn.functional.interpolate, (), given) if symbolic else None
+    return call(*found, {})
+
+
+def _fix_scales(given: dict[str, Any]) -> bool:
+    """Scales that are sizes become their values, which are then guarded: PyTorch takes numbers only. Whether there are
+    any."""
+    scale = given["scale_factor"]
+    scales = list(scale) if type(scale) in (list, tuple) else [scale]
+    values = [_NUMBER_OF.get(type(one), lambda other: other)(one) for one in scales]
+    given["scale_factor"] = values if type(scale) in (list, tuple) else values[0]
+    return any(type(one) in _NUMBER_OF for one in scales)
+
+
+_NUMBER_OF: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float}
 
 
 def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverload, tuple[Any, ...]] | None:

@@ -13,6 +13,7 @@ from fusewright.operators.rules.common import (
     Undecided,
     axis_of,
     fresh,
+    is_channels_last,
     is_contiguous,
     is_integral,
     same_shape,
@@ -182,11 +183,37 @@ def _group_norm(
     eps: float,
 ) -> object:
     given = [t for t in (weight, bias) if t is not None]
-    if not is_contiguous(input) or not input.dtype.is_floating_point or any(t.dtype != input.dtype for t in given):
+    if not input.dtype.is_floating_point or any(t.dtype != input.dtype for t in given):
+        return NotImplemented
+    if not is_contiguous(input) and (input.device.type != "cpu" or not is_channels_last(input)):
         return NotImplemented
     statistic = fresh((N, group), input)
+    return _as_images(input), statistic, statistic
+
+
+def _as_images(input: TensorType) -> TensorType:
+    """Of the layout that the input suggests on a CPU, also where a size is 1; row-major on a GPU."""
     made = fresh(input.shape, input)
-    return replace(made, stride=suggested_strides(input)) if made.device.type == "cpu" else made, statistic, statistic
+    return replace(made, stride=suggested_strides(input)) if input.device.type == "cpu" else made
+
+
+def _group_norm_backward(
+    grad_out: TensorType,
+    input: TensorType,
+    mean: TensorType,
+    rstd: TensorType,
+    weight: TensorType | None,
+    N: Dim,
+    C: Dim,
+    HxW: Dim,
+    group: int,
+    output_mask: Sequence[bool],
+) -> object:
+    if input.device.type != "cpu" or (weight is None and any(output_mask[1:])):
+        return NotImplemented
+    parameter = None if weight is None else fresh((C,), weight)
+    results = (_as_images(input), parameter, parameter)
+    return tuple(result if wanted else None for result, wanted in zip(results, output_mask, strict=True))
 
 
 def _nll_loss(
@@ -248,6 +275,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss2d,
     aten.nll_loss_backward.default: _nll_loss_backward,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 
@@ -34,6 +35,40 @@ class Wrapped:
         cls.calls.append(func.__name__)
         args = [a.value if isinstance(a, cls) else a for a in args]
         return cls(func(*args, **(kwargs or {})))
+
+
+class Plain(Wrapped):
+    """Its override is a plain method, which PyTorch still takes."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*(a.value * 2 if a is self else a for a in args), **(kwargs or {}))
+
+
+class AddingOne(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result + 1 if func is torch.add else result
+
+
+@program("open-context", "transform-active")
+def function_mode_entered_inside():
+    def f(t):
+        with AddingOne():
+            y = torch.add(t, t)
+        return torch.add(y, y)
+
+    return f, [(x(),), (x(),)]
+
+
+@program("unsupported-tensor")
+def override_that_is_a_plain_method():
+    with warnings.catch_warnings(action="ignore"):
+        torch.add(Plain(x()), x())  # PyTorch warns once
+
+    def f(t):
+        return torch.add(Plain(t), t), torch.add(t, Plain(t), alpha=3)
+
+    return f, [(x(),), (x(),)]
 
 
 @program("unsupported-tensor")

@@ -116,7 +116,10 @@ def test_what_stays_apart():
     def split(x: torch.Tensor) -> torch.Tensor:
         return sum(map(torch.sigmoid, a(x).split(8, 1))) * b(x).chunk(4, 1)[2].exp()  # type: ignore[return-value]
 
-    for program in (returned, returned_as_views, of_other_inputs):
+    def read_across_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sigmoid(a(x).view(-1)), torch.tanh(b(x).view(25, 64))
+
+    for program in (returned, returned_as_views, of_other_inputs, read_across_rows):
         count, found = products(program, x)
         with torch.no_grad():
             expected = program(x)

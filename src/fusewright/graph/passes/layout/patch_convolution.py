@@ -49,7 +49,7 @@ def _by_patches(node: Node, first: int) -> bool:
     kinds: list[TensorType] = [one.meta["type"] for one in (x, weight)]  # type: ignore[union-attr]
     if transposed or groups != 1 or kinds[0].ndim != 4 or kinds[0].device.type != "cpu":
         return False
-    if any(padding) or any(gap != 1 for gap in dilation):  # type: ignore[union-attr, arg-type]
+    if set(padding) != {0} or set(dilation) != {1}:  # type: ignore[arg-type]
         return False
     if (
         not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape)

@@ -43,7 +43,7 @@ from fusewright.operators.schema import facts
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, maximum
 from fusewright.sizes.shape_env import examples_of
-from fusewright.sizes.tensor_type import TensorType, contiguous_strides
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides, symbols_in
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -327,7 +327,8 @@ class _Packing:
         kind, sizes = weight.meta["type"], [self.example(size) for size in x.meta["type"].shape]
         reorder = torch.ops.mkldnn._reorder_convolution_weight.default
         packed = weight
-        if all(isinstance(size, int) for size in x.meta["type"].shape) or set(kind.shape[2:]) != {1}:
+        fixed = all(isinstance(size, int) for size in x.meta["type"].shape) or set(kind.shape[2:]) != {1}
+        if fixed and not symbols_in((stride, padding, dilation, groups)):  # else it would be packed in each call
             # oneDNN has several layouts for windows of one pixel, and takes 10 to 20 times as long where an image is of
             # another size than the one that the layout was chosen for (measured: 256 to 1024 channels, 7x7 pixels); the
             # user's is as good for any.
