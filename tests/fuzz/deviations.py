@@ -109,6 +109,7 @@ def hashed_by_address(found: Difference, text: str, examine: Examine) -> bool:
 
 
 IN_BACKWARD = "raised in the backward"
+OF_DTYPES = re.compile(r"mixed dtype|same dtype|scalar type")  # what operators say of arguments that do not fit
 NODE = re.compile(r",(?:\s|\\n)+grad_fn=<\w+>")  # in a text of a text a new line is two letters
 
 
@@ -236,6 +237,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ends=lambda ours, eager: (
             "needed for gradient computation has been modified" in f"{ours}{eager}"
             and "before gradients of its gradients" not in str(ours)
+        ),
+    ),
+    Deviation(
+        "a backward of parameters that have another dtype by then",
+        "`Module.to` replaces a parameter's data. Eager's operators refuse another dtype of what they have saved. Ours keeps "
+        "other tensors, and is one node: it may compute, complain otherwise, or complain before any gradient has arrived.",
+        ends=lambda ours, eager: any(
+            IN_BACKWARD in getattr(error, "__notes__", ()) and OF_DTYPES.search(str(error)) is not None
+            for error in (ours, eager)
         ),
     ),
     Deviation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -259,7 +260,7 @@ def test_an_index_that_varies_needs_no_compile_for_each_value(name: str, backend
 
 
 SHOWN: tuple[Callable[[Any], Any], ...] = (
-    str, repr, lambda held: f"{held}{held!r:>9}", lambda held: "%s %s" % (held, 1), "{}".format, lambda held: str((held,)),
+    str, repr, lambda held: f"{held}{held!r:>9}", lambda held: operator.mod("%s %s", (held, 1)), "{}".format, lambda held: str((held,)),
     lambda held: held.__repr__(), lambda held: str(ValueError(held)), lambda held: str({"a": [held]}), print,
 )  # fmt: skip
 
