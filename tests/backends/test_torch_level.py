@@ -135,6 +135,31 @@ def test_what_a_backend_raises_names_it() -> None:
         fusewright.compile(f, backend=lambda gm, inputs: gm, options={"a": 1})(torch.ones(2))
 
 
+def test_what_a_failed_graph_has_written_to_is_given_back() -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x[0].mul_(2)
+        return x.index_select(0, index)
+
+    given: dict[str, Callable[[], torch.Tensor]] = {
+        "dense": lambda: torch.arange(6.0).reshape(2, 3), "columns": lambda: torch.arange(6.0).reshape(3, 2).t(),
+        "rows that share memory": lambda: torch.arange(3.0).expand(2, 3), "of an inference": lambda: torch.ones(2, 3),
+        "elements that share memory": lambda: torch.arange(4.0).as_strided((2, 3), (1, 1)),
+    }  # fmt: skip
+    for name, make in given.items():
+        compiled = fusewright.compile(program, backend="eager")
+        with torch.inference_mode(name == "of an inference"):
+            for index in (torch.tensor([0]), torch.tensor([-5])):
+                ours, theirs = make(), make()
+                outcomes = []
+                for run, x in ((compiled, ours), (program, theirs)):
+                    try:
+                        outcomes.append(run(x, index).tolist())
+                    except Exception as error:
+                        outcomes.append(type(error))
+                assert outcomes[0] == outcomes[1], name
+                assert torch.equal(ours, theirs), name
+
+
 def test_what_a_graph_raises_when_it_runs_is_eagers() -> None:
     def look_up(index: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(index, torch.ones(3, 2))

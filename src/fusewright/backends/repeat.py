@@ -57,12 +57,21 @@ def repeatable(
             with torch.no_grad():
                 for value, version, content in kept:
                     if _version(value) != version or (version < 0 and torch.is_inference_mode_enabled()):
-                        value.copy_(content)
+                        _give_back(value, content)
                     elif statistics and type(value) is torch.Tensor and not torch.equal(value, content):
-                        value.data.copy_(content)  # they are written to without a new version
+                        _give_back(value.data, content)  # they are written to without a new version
             raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
 
     return attempt
+
+
+def _give_back(value: torch.Tensor, content: torch.Tensor) -> None:
+    """`value.copy_(content)`, also where elements share memory: PyTorch refuses that of a tensor that was expanded."""
+    if value.layout is torch.strided:
+        for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
+            if step == 0 and size > 1:
+                value, content = value.narrow(dim, 0, 1), content.narrow(dim, 0, 1)
+    value.copy_(content)
 
 
 def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:
