@@ -305,12 +305,13 @@ class Tracer:
         the like)."""
         if any(generator.closes_another(self._guarded) for generator in self._guarded):
             _refuse_to_close(self.root, None)
-        for generator in list(self._guarded):
-            frame = generator.frame
+        generators = list(self._guarded)
+        for frame in (generator.frame for generator in generators):  # one may close another
             frame.ops = [
                 record if instruction.action in _HARMLESS else (_refuse_to_close, None)
                 for record, instruction in zip(frame.ops, frame.info.instructions)
             ]
+        for generator in generators:
             try:
                 generator.close()
             except Exception as error:
