@@ -186,3 +186,19 @@ def test_are_called_where_eager_calls_them(base: type) -> None:
             for call in range(3):
                 assert outcome(compiled, ours) == outcome(program, theirs), (name, call)
     assert not heard
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, KeyError, hooked(Exception)])
+def test_a_read_makes_no_dictionary(kind: type) -> None:
+    def program(x: torch.Tensor, error: Any) -> Any:
+        own = kind(1)
+        seen = [getattr(one, name, None) for one in (error, own) for name in ("v", "args")]
+        return x + 1, seen, len(error.__reduce__()), len(own.__reduce__()), copy.copy(error).args
+
+    compiled = fusewright.compile(program)
+    ours, theirs = kind(1), kind(1)
+    for value in (None, None, 3, 4):
+        if value is not None:
+            ours.v = theirs.v = value
+        assert str(compiled(torch.ones(1), ours)) == str(program(torch.ones(1), theirs))
+        assert len(ours.__reduce__()) == len(theirs.__reduce__())

@@ -25,3 +25,8 @@ set_traceback: Callable[[BaseException, types.TracebackType | None], None] = _FI
 set_suppresses_context: Callable[[BaseException, bool], None] = _FIELDS["__suppress_context__"].__set__
 
 with_traceback: Callable[[BaseException, types.TracebackType | None], BaseException] = _FIELDS["with_traceback"]
+
+
+def has_no_dict(error: BaseException) -> bool:
+    """Whether nothing has asked for the exception's instance dictionary yet: that makes one, and copies tell."""
+    return len(BaseException.__reduce__(error)) == 2

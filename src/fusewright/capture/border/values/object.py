@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 
 from fusewright._native import isinstance
-from fusewright.base.exception_fields import context_of
+from fusewright.base.exception_fields import context_of, has_no_dict
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
@@ -168,7 +168,12 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
     found = classes.guarded_lookup(world, kind, name)
     if found is not MISSING and is_data_descriptor(world, found, reads=True):
         return bind(world, found, obj, kind, name)
-    value = read_namespace(instance_dict(world, obj), name)
+    if isinstance(obj, BaseException) and has_no_dict(obj):
+        if world.is_raw(obj):
+            world.guard("CALL", world.outside(obj).source, has_no_dict)  # type: ignore[union-attr]
+        value: object = MISSING
+    else:
+        value = read_namespace(instance_dict(world, obj), name)
     if value is not MISSING:
         return value
     if found is not MISSING:
