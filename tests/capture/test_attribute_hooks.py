@@ -38,7 +38,9 @@ def hooked(base: type) -> type:
         CALLED.append(("delete", name))
         super(kind, self).__delattr__(name)  # type: ignore[misc]
 
-    hooks = {"__getattribute__": getattribute, "__setattr__": setattribute, "__delattr__": delattribute}
+    cached = functools.cached_property(lambda self: self.w)
+    cached.__set_name__(base, "cached")
+    hooks = {"cached": cached, "__getattribute__": getattribute, "__setattr__": setattribute, "__delattr__": delattribute}
     kind = type(f"Hooked{base.__name__.title()}", (base,), hooks)
     return kind
 
@@ -138,7 +140,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "links": lambda x, one: (one.__cause__, one.__context__), "set arguments": lambda x, one: setattr(one, "args", (x,)),
     "length": lambda x, one: len(one), "truth": lambda x, one: not one, "list": lambda x, one: list(one),
     "write, then read": lambda x, one: (one.w, setattr(one, "w", 5), one.w, one.__dict__["w"]),
-    "reduce": lambda x, one: len(one.__reduce__()),
+    "cached": lambda x, one: (one.cached, one.cached), "reduce": lambda x, one: len(one.__reduce__()),
 }  # fmt: skip
 CONTAINERS = (dict, list, tuple, set, collections.deque)
 

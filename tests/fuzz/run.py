@@ -219,11 +219,15 @@ class Worker:
     def eager_runs(self, seed: int) -> bool:
         """Whether the program ends without a compiler, and does not end the process (a division that overflows
         does)."""
-        command = [sys.executable, "-m", "tests.fuzz.run", self.generator, "--eager", "--seed", str(seed)]
         try:
-            return subprocess.run(command, capture_output=True, timeout=SLOWEST).returncode == 0
+            return self.asked("--eager", seed).returncode == 0
         except subprocess.TimeoutExpired:
             return False
+
+    def asked(self, what: str, seed: int) -> subprocess.CompletedProcess[str]:
+        """A process of its own: programs are generated in a main thread, which hears signals."""
+        command = [sys.executable, "-m", "tests.fuzz.run", self.generator, what, "--seed", str(seed)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=SLOWEST)
 
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
@@ -256,7 +260,7 @@ class Worker:
                     return self.seeds.stop
                 process.kill()
                 if self.eager_runs(seed):
-                    self.say("hang", seed, GENERATORS[self.generator](seed))
+                    self.say("hang", seed, self.asked("--show", seed).stdout)
                 return seed
             if line is None:
                 process.wait()

@@ -264,8 +264,8 @@ def _bind_property(world: World, found: property, obj: object, kind: type, name:
 
 def _bind_cached(world: World, found: functools.cached_property, obj: object, kind: type, name: str) -> object:
     function = world.load(found.func, world.constant(found.func, name))
+    namespace: Any = world.getattr(obj, "__dict__") if classes.is_hooked(kind) else instance_dict(world, obj)
     value = world.tracer.call(function, (obj,))
-    namespace = instance_dict(world, obj)
     if type(namespace) is OutsideDict:
         namespace.store(found.attrname, value)
     else:
