@@ -140,6 +140,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "links": lambda x, one: (one.__cause__, one.__context__), "set arguments": lambda x, one: setattr(one, "args", (x,)),
     "length": lambda x, one: len(one), "truth": lambda x, one: not one, "list": lambda x, one: list(one),
     "write, then read": lambda x, one: (one.w, setattr(one, "w", 5), one.w, one.__dict__["w"]),
+    "set, then an error": lambda x, one: (vars(one).setdefault("n", []).append(1), [][1]),
     "cached": lambda x, one: (one.cached, one.cached), "reduce": lambda x, one: len(one.__reduce__()),
 }  # fmt: skip
 CONTAINERS = (dict, list, tuple, set, collections.deque)
