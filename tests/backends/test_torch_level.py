@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import enum
 import importlib.metadata
@@ -136,19 +135,29 @@ def test_what_a_backend_raises_names_it() -> None:
         fusewright.compile(f, backend=lambda gm, inputs: gm, options={"a": 1})(torch.ones(2))
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 1)])
-def test_what_a_failed_call_wrote_to_an_expanded_tensor_is_put_back(shape: tuple[int, ...]) -> None:
-    def f(x: torch.Tensor, rows: torch.Tensor, row: int) -> torch.Tensor:
-        x[:1].mul_(2)
-        return rows[[row]]
+def test_what_a_failed_graph_has_written_to_is_given_back() -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x[0].mul_(2)
+        return x.index_select(0, index)
 
-    compiled = fusewright.compile(f, backend="eager", dynamic=False)
-    for row in (1, 5):
-        made = [torch.tensor([1.0]).expand(shape) for _ in range(2)]
-        for function, x in zip((f, compiled), made):
-            with pytest.raises(IndexError) if row == 5 else contextlib.nullcontext():
-                function(x, torch.ones(2), row)
-        torch.testing.assert_close(*made)
+    given: dict[str, Callable[[], torch.Tensor]] = {
+        "dense": lambda: torch.arange(6.0).reshape(2, 3), "columns": lambda: torch.arange(6.0).reshape(3, 2).t(),
+        "rows that share memory": lambda: torch.arange(3.0).expand(2, 3), "of an inference": lambda: torch.ones(2, 3),
+        "elements that share memory": lambda: torch.arange(4.0).as_strided((2, 3), (1, 1)),
+    }  # fmt: skip
+    for name, make in given.items():
+        compiled = fusewright.compile(program, backend="eager")
+        with torch.inference_mode(name == "of an inference"):
+            for index in (torch.tensor([0]), torch.tensor([-5])):
+                ours, theirs = make(), make()
+                outcomes = []
+                for run, x in ((compiled, ours), (program, theirs)):
+                    try:
+                        outcomes.append(run(x, index).tolist())
+                    except Exception as error:
+                        outcomes.append(type(error))
+                assert outcomes[0] == outcomes[1], name
+                assert torch.equal(ours, theirs), name
 
 
 def test_what_a_graph_raises_when_it_runs_is_eagers() -> None:

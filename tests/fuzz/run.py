@@ -219,18 +219,16 @@ class Worker:
     def eager_runs(self, seed: int) -> bool:
         """Whether the program ends without a compiler, and does not end the process (a division that overflows
         does)."""
-        return self.asked(seed, "--eager") is not None
+        try:
+            return self.asked("--eager", seed).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
 
-    def asked(self, seed: int, what: str) -> str | None:
-        """What a process of its own prints about a seed (generators want a process's main thread); None if it fails
-        or takes too long."""
+    def asked(self, what: str, seed: int) -> subprocess.CompletedProcess[str]:
+        """A process of its own: programs are generated in a main thread, which hears signals."""
         command = [sys.executable, "-m", "tests.fuzz.run", self.generator, what, "--seed", str(seed)]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SLOWEST, env=environment)
-        except subprocess.TimeoutExpired:
-            return None
-        return done.stdout if done.returncode == 0 else None
+        return subprocess.run(command, capture_output=True, text=True, timeout=SLOWEST, env=environment)
 
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
@@ -263,7 +261,7 @@ class Worker:
                     return self.seeds.stop
                 process.kill()
                 if self.eager_runs(seed):
-                    self.say("hang", seed, self.asked(seed, "--show") or "")
+                    self.say("hang", seed, self.asked("--show", seed).stdout)
                 return seed
             if line is None:
                 process.wait()

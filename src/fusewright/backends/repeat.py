@@ -42,7 +42,7 @@ def repeatable(
 
     def attempt(*inputs: Any) -> Any:
         kept = (
-            [(value, _version(value), _once(value).clone()) for value in inputs if isinstance(value, torch.Tensor)]
+            [(value, _version(value), value.detach().clone()) for value in inputs if isinstance(value, torch.Tensor)]
             if writes
             else ()
         )
@@ -57,21 +57,21 @@ def repeatable(
             with torch.no_grad():
                 for value, version, content in kept:
                     if _version(value) != version or (version < 0 and torch.is_inference_mode_enabled()):
-                        _once(value).copy_(content)
-                    elif statistics and type(value) is torch.Tensor and not torch.equal(_once(value), content):
-                        _once(value.data).copy_(content)  # they are written to without a new version
+                        _give_back(value, content)
+                    elif statistics and type(value) is torch.Tensor and not torch.equal(value, content):
+                        _give_back(value.data, content)  # they are written to without a new version
             raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
 
     return attempt
 
 
-def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without the dimensions that it was expanded by: PyTorch copies into no others."""
-    found = tensor.detach()
-    if tensor.layout is torch.strided:
-        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
-            found = found.narrow(axis, 0, 1) if stride == 0 and size > 1 else found
-    return found
+def _give_back(value: torch.Tensor, content: torch.Tensor) -> None:
+    """`value.copy_(content)`, also where elements share memory: PyTorch refuses that of a tensor that was expanded."""
+    if value.layout is torch.strided:
+        for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
+            if step == 0 and size > 1:
+                value, content = value.narrow(dim, 0, 1), content.narrow(dim, 0, 1)
+    value.copy_(content)
 
 
 def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import torch
 
+from fusewright.base.exception_fields import traceback_of
 from fusewright.base.location import Location
 
 
@@ -33,7 +34,7 @@ def raised_by_handler(error: BaseException) -> bool:
     """Whether `error` comes out of a handler of the operating system's signals, which may run at any moment: it is the
     program's, wherever it was met."""
     # A handler that has raised is over; asked for its locals, a frame that still runs would hold on to them.
-    left = {id(frame): frame for frame, _ in traceback.walk_tb(error.__traceback__)}
+    left = {id(frame): frame for frame, _ in traceback.walk_tb(traceback_of(error))}
     caller: types.FrameType | None = sys._getframe()
     while left and caller is not None:  # as a rule the caller is the only one
         left.pop(id(caller), None)

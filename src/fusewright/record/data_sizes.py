@@ -28,7 +28,7 @@ from fusewright.operators.meta_kernels import fake_kernel, infer
 from fusewright.operators.rules.common import fresh
 from fusewright.operators.schema import argument
 from fusewright.operators.shape_rules import result_device
-from fusewright.record.traced_tensor import TracedTensor
+from fusewright.record.traced_tensor import TracedTensor, version_of
 from fusewright.record.unknown_shape import UnknownShape
 from fusewright.sizes.expressions import Dim, Relation, bounds, product
 from fusewright.sizes.symint import size_of
@@ -101,19 +101,14 @@ def number_of(recorder: Recorder, tensor: TracedTensor) -> torch.SymInt:
         return size_of(symbol, env)  # type: ignore[return-value]
     recorder.node_of(aten._local_scalar_dense.default, (tensor.node,), {}, symbol).meta[GIVES] = (symbol, None, None)
     size = size_of(symbol, env)
-    recorder.read_sizes[tensor.node] = (_version(tensor), size)
+    recorder.read_sizes[tensor.node] = (version_of(tensor), size)
     return size  # type: ignore[return-value]
 
 
 def _known(recorder: Recorder, tensor: TracedTensor) -> object:
     """What was read from the tensor before, if it was not written to since."""
     found = recorder.read_sizes.get(tensor.node) if tensor.node is not None else None
-    return found[1] if found is not None and found[0] == _version(tensor) else None
-
-
-def _version(tensor: TracedTensor) -> int:
-    """How often it was written to; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+    return found[1] if found is not None and found[0] == version_of(tensor) else None
 
 
 def _most(shape: tuple[Dim, ...]) -> int | None:
@@ -133,14 +128,14 @@ def _give(
 def _nonzero(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     source = args[0]
     known = _known(recorder, source)
-    if isinstance(known, torch.Tensor) and not _version(known):  # type: ignore[arg-type]
+    if isinstance(known, torch.Tensor) and not version_of(known):  # type: ignore[arg-type]
         return recorder.dispatch(aten.clone.default, (known,), {})  # each call gives a tensor of its own
     type_ = source.tensor_type
     symbol = recorder.env.create_unbacked(0, _most(type_.shape))  # type: ignore[union-attr]
     result = TensorType((symbol, type_.ndim), (1, symbol), torch.int64, type_.device)
     made = _give(recorder, func, args, kwargs, result, (symbol, 0, None))
     if source.node is not None:
-        recorder.read_sizes[source.node] = (_version(source), made)
+        recorder.read_sizes[source.node] = (version_of(source), made)
     return made
 
 
@@ -232,7 +227,7 @@ def _nonzero_for_call(
     if not isinstance(source, TracedTensor) or recorder.speculation is None or not source.ndim:
         return NotImplemented
     known = _known(recorder, source)
-    if isinstance(known, torch.Tensor) and not _version(known):  # type: ignore[arg-type]
+    if isinstance(known, torch.Tensor) and not version_of(known):  # type: ignore[arg-type]
         return recorder.dispatch(aten.clone.default, (known,), {})  # each call gives a tensor of its own
     count = recorder.speculation.count_of(source)
     if count is None:
@@ -244,7 +239,7 @@ def _nonzero_for_call(
     if source.ndim > 1:
         columns = call(aten.clone.default, (columns,), {"memory_format": torch.contiguous_format})
     made = call(aten.t.default, (columns,), {})
-    recorder.read_sizes[source.node] = (_version(source), made)
+    recorder.read_sizes[source.node] = (version_of(source), made)
     return made
 
 

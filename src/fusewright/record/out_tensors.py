@@ -19,7 +19,7 @@ from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.meta_kernels import MetadataChanged
 from fusewright.operators.schema import argument, facts, functional_form
-from fusewright.record.traced_tensor import TracedTensor, replace_metadata
+from fusewright.record.traced_tensor import TracedTensor, replace_metadata, version_of
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -41,7 +41,7 @@ class Watched:
         unwritten = [
             t
             for t, node, version in self.tensors
-            if t.node is node and _version(t) == version and 0 not in t.tensor_type.shape
+            if t.node is node and version_of(t) == version and 0 not in t.tensor_type.shape
         ]
         if not unwritten:
             return
@@ -63,13 +63,8 @@ def watch(graph: torch.fx.Graph, fn: object, kwargs: Mapping[str, object]) -> Wa
     traced = [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, TracedTensor)]
     if not traced:
         return None
-    before = tuple((t, t.node, _version(t)) for t in traced)
+    before = tuple((t, t.node, version_of(t)) for t in traced)
     return Watched(graph, before, next(iter(reversed(graph.nodes)), None))
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often it was written to; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def lay_out_again(

@@ -200,6 +200,11 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         raise GraphBreak("unsupported-tensor", str(error)) from None
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def with_history(traced: TracedTensor) -> TracedTensor:
     """Another tensor for the input `traced`, which as a real tensor requires a gradient and is no leaf."""
     node, type_ = traced.node, replace(traced.tensor_type, requires_grad=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -256,3 +257,28 @@ def test_an_index_that_varies_needs_no_compile_for_each_value(name: str, backend
     assert len(graphs) <= 3
     with pytest.raises(IndexError):
         fusewright.compile(INDEXED["row"], backend=backend)(x, 9)
+
+
+SHOWN: tuple[Callable[[Any], Any], ...] = (
+    str, repr, lambda held: f"{held}{held!r:>9}", lambda held: operator.mod("%s %s", (held, 1)), "{}".format, lambda held: str((held,)),
+    lambda held: held.__repr__(), lambda held: str(ValueError(held)), lambda held: str({"a": [held]}), print,
+)  # fmt: skip
+
+
+def test_the_text_of_a_container_that_holds_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    listed: list[Any] = [1, 2]
+    named: dict[str, Any] = {"n": 3, "l": listed}
+    listed.append((named, listed))
+
+    def program(x: torch.Tensor, show: Any, inside: bool) -> Any:
+        own = [named["n"]]
+        own.append(own)
+        return show(own if inside else named), x + 1
+
+    for show in SHOWN:
+        for inside in (False, True):
+            compiled = fusewright.compile(program)
+            for number in (3, 4, 5):
+                named["n"] = listed[0] = number
+                ours = compiled(torch.ones(1), show, inside)[0], capsys.readouterr().out
+                assert ours == (program(torch.ones(1), show, inside)[0], capsys.readouterr().out)

@@ -11,7 +11,7 @@ import torch
 
 import fusewright
 from fusewright.base.errors import GraphBreakError
-from fusewright.base.events import STREAM, Broken
+from fusewright.base.events import STREAM, Broken, InternalError
 
 
 def checked(x: torch.Tensor, limit: int) -> torch.Tensor:
@@ -100,3 +100,17 @@ def test_a_tensor_that_changes_after_its_text_was_made(shown: Callable[[torch.Te
         expected = function(x.clone())
         got = fusewright.compile(function)(x.clone())
         assert torch.equal(got[0], expected[0]) and got[1] == expected[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_the_text_of_an_inference_tensor(backend: str) -> None:
+    def program(x: torch.Tensor) -> tuple[str, torch.Tensor]:
+        made = torch.tensor([1.5])
+        return f"{made} {x}" + str(made), x + 1
+
+    heard: list[object] = []
+    with STREAM.listening(lambda event: heard.append(event) if isinstance(event, InternalError) else None):
+        with torch.inference_mode():
+            x = torch.ones(2)
+            assert fusewright.compile(program, backend=backend)(x)[0] == program(x)[0]
+    assert not heard

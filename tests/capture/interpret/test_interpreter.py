@@ -190,6 +190,31 @@ def test_a_generator_left_inside_a_try_skips_the_frame():
     assert log == []
 
 
+def test_a_generator_that_would_be_closed_by_another_skips_the_frame():
+    log = []
+
+    def generate():
+        try:
+            yield 1
+        finally:
+            log.append("closed")
+
+    def delegate(inner):
+        yield from inner
+
+    def f():
+        inner = generate()
+        found = [next(delegate(inner))]
+        inner = None
+        return found
+
+    for _ in range(8):  # in which order they are closed depends on where they lie
+        with pytest.raises(SkipFrame) as caught:
+            run(f)
+        assert caught.value.code == "generator-abandoned"
+        assert log == []
+
+
 def test_a_generator_left_inside_a_try_whose_handler_does_nothing_is_closed():
     def generate(values):
         while True:

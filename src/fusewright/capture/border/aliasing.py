@@ -18,6 +18,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import has_no_dict
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
@@ -46,7 +47,9 @@ def alias_guards(world: World) -> list[Guard]:
 
 
 def _namespace(real: object) -> object:
-    """The instance dictionary, without running a `__getattribute__` of the user's."""
+    """The instance dictionary, if there is one, without running a `__getattribute__` of the user's."""
+    if isinstance(real, BaseException) and has_no_dict(real):
+        return None
     try:
         return object.__getattribute__(real, "__dict__")
     except AttributeError:

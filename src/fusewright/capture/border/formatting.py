@@ -16,7 +16,7 @@ import torch
 
 from fusewright._native import isinstance
 from fusewright.capture.border.native import native
-from fusewright.capture.border.native_ready import PLAIN, text_ready
+from fusewright.capture.border.native_ready import PLAIN, for_native, text_ready
 from fusewright.capture.border.protocols import answered
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.symbolic import concrete_inside
@@ -42,7 +42,7 @@ _CONVERSIONS: dict[int, str] = {
 
 def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
     """One replacement field of a formatted string."""
-    value = concrete_inside(value)  # the text shows the number, so a guard fixes it
+    value = concrete_inside(for_native(world, value))  # the text shows the number, so a guard fixes it
     how = _CONVERSIONS[conversion]
     if isinstance(value, torch.Tensor) and not (spec and (how != "format" or value.dim())):
         return text_of(value, format, spec) if how == "format" else text_of(value, _CONVERTERS[how])
@@ -60,7 +60,7 @@ def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
 
 def to_text(world: World, value: Any, how: str) -> Any:
     """`str`, `repr` or `ascii` of a value; special methods written in Python are interpreted."""
-    value = concrete_inside(world.materialise(value))
+    value = concrete_inside(for_native(world, value))
     if isinstance(value, torch.Tensor):
         return text_of(value, _CONVERTERS[how])
     if how == "str":

@@ -153,7 +153,7 @@ class Repeats:
             or forward.__self__ is not module
         ):
             return tracer.call(forward, args, kwargs)
-        if not module.__dict__.get("_modules"):  # a question of cost only
+        if not object.__getattribute__(module, "__dict__").get("_modules"):  # a question of cost only
             return tracer.call(forward, args, kwargs)
         given = (*args, *kwargs.values())
         try:

@@ -26,6 +26,7 @@ import torch
 
 from fusewright import _native
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import context_of, set_context, traceback_of, with_traceback
 from fusewright.base.signals import (
     GraphBreak,
     Heard,
@@ -70,20 +71,20 @@ def _leave_out(error: BaseException, handled: BaseException | None) -> None:
     """`handled` is an exception of ours that is being handled here: the program's has no such context."""
     link: BaseException | None = error
     while link is not None:
-        if handled is not None and link.__context__ is handled:
-            link.__context__ = None
-        link = link.__context__
+        if handled is not None and context_of(link) is handled:
+            set_context(link, None)
+        link = context_of(link)
 
 
 def settled(exception: BaseException) -> BaseException:
     """The exception, without what its traceback says of frames of ours: they hold it, and so all would wait for the
     collector of cycles. What it had passed in the program before stays."""
-    rest = here = exception.__traceback__
+    rest = here = traceback_of(exception)
     while here is not None:
         if _is_ours(here.tb_frame):
             rest = here.tb_next
         here = here.tb_next
-    return exception.with_traceback(rest)
+    return with_traceback(exception, rest)
 
 
 # What stands for an object of the program, and the name by which messages shall call it.
@@ -117,7 +118,7 @@ def give_back(held: list[BaseException]) -> NoReturn:
 def _given_back(exception: BaseException) -> bool:
     """Whether it is of interpreted code that native code has called."""
     last = None
-    for frame, _ in traceback.walk_tb(exception.__traceback__):
+    for frame, _ in traceback.walk_tb(traceback_of(exception)):
         last = frame.f_code if _is_ours(frame) else last
     return last is give_back.__code__
 

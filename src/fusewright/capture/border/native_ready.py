@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright._native import isinstance, may_hold
+from fusewright.base.exception_fields import args_of
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.dict import OutsideDict
@@ -119,6 +120,23 @@ def _with_elements(world: World, value: tuple, elements: tuple) -> tuple:
     return made
 
 
+def plain_numbers(world: World, methods: tuple[str, ...], left: Any, right: Any) -> tuple[Any, Any] | None:
+    """A symbolic number and, for an instance of a class that has these methods from int or float, the plain
+    number: PyTorch's symbolic numbers would ask the object what it is. None for other operands."""
+    symbolic = type(left) in SYMBOLIC
+    if symbolic is (type(right) in SYMBOLIC):
+        return None
+    other = right if symbolic else left
+    kind, base = type(other), int if isinstance(other, int) else float
+    if kind in PLAIN or not isinstance(other, base):
+        return None
+    for name in filter(None, methods):
+        if classes.guarded_lookup(world, kind, name) is not classes.lookup(base, name):
+            return None
+    number = int.__int__(other) if isinstance(other, int) else float.__float__(other)
+    return (left, number) if symbolic else (number, right)
+
+
 def text_ready(world: World, value: Any, depth: int = 0) -> Any:
     """`value`, if native code may turn it into text: no tensor and no outside object in it."""
     kind = type(value)
@@ -139,7 +157,7 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
     if world.is_raw(value):
         raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
     if isinstance(value, BaseException):
-        for argument in value.args:
+        for argument in args_of(value):
             text_ready(world, argument, depth + 1)
         return value
     if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):

@@ -27,6 +27,7 @@ from fusewright.capture.border.native_ready import (
     SCALARS,
     TRANSPARENT,
     for_native,
+    plain_numbers,
     text_ready,
 )
 from fusewright.capture.border.symbolic_index import WHOLE, selected
@@ -164,6 +165,8 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
         return world.torch_call(row.function, (left, right), {})
     if type(left) is TracedArray or type(right) is TracedArray:
         return arrays.binary(world, op, left, right, inplace)
+    if (numbers := plain_numbers(world, (row.name, row.reflected, row.inplace), left, right)) is not None:
+        return binary(world, op, *numbers, inplace)
     if inplace:
         method = classes.python_method(world, world.type_of(left), row.inplace)
         if method is not None:
@@ -259,6 +262,8 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
         if left_type is right_type and left_type in (list, tuple) and not (is_concrete(left) and is_concrete(right)):
             return _compare_elements(world, op, left, right)
         return native(row.function, concrete_inside(for_native(world, left)), concrete_inside(for_native(world, right)))
+    if (numbers := plain_numbers(world, (row.name, row.reflected, row.inplace), left, right)) is not None:
+        return compare(world, op, *numbers)
     if op == "!=" and _inherits_ne(world, left) and _inherits_ne(world, right):
         equal = compare(world, "==", left, right)
         return not truth(world, equal)

@@ -19,6 +19,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import args_of, cause_of, context_of
 from fusewright.capture.border.effects import contents, registration
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline
@@ -26,7 +27,7 @@ from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH
-from fusewright.capture.border.values.dict import VIEWS
+from fusewright.capture.border.values.dict import VIEWS, factory_of
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.guards.sources import Source
@@ -140,7 +141,7 @@ def parts(value: Any) -> Any:
     if isinstance(value, dict):
         yield from itertools.chain.from_iterable(dict.items(value))
         if isinstance(value, collections.defaultdict):
-            yield value.default_factory
+            yield factory_of(value)
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         yield from contents(value)
     elif kind is types.CellType:
@@ -188,7 +189,7 @@ def parts(value: Any) -> Any:
     elif isinstance(value, ITERATORS):
         yield from _state_parts(value.__reduce__())
     elif isinstance(value, BaseException):
-        yield from (*value.args, value.__cause__, value.__context__)
+        yield from (*args_of(value), cause_of(value), context_of(value))
         yield from (held(field, value) for field in exception_fields(kind))
     elif kind is InterpretedGenerator and is_waiting(value):
         yield from (value.frame.function, *value.frame.locals[: argument_count(value.frame.function.__code__)])

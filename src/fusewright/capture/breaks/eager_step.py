@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from fusewright.base.exception_fields import traceback_of
 from fusewright.capture.bytecode.instructions import Instruction, no_special_method, too_many_values
 from fusewright.capture.bytecode.resume import CannotCut
 
@@ -396,7 +397,7 @@ def _with_except_start(source: Source, depth: int) -> None:
     error, leave = source.stack[-1], source.stack[-depth]
     if error is None or leave is None:
         raise CannotCut("an instruction takes an empty stack slot")
-    source.stack.append(source.call(leave, f"{error}.__class__", error, f"{error}.__traceback__"))
+    source.stack.append(source.call(leave, source.apply(type, error), error, source.apply(traceback_of, error)))
 
 
 @_row("IMPORT_NAME")

@@ -25,6 +25,18 @@ from torch.utils.hooks import RemovableHandle
 
 from fusewright import _native
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import (
+    args_of,
+    cause_of,
+    context_of,
+    set_args,
+    set_cause,
+    set_context,
+    set_suppresses_context,
+    set_traceback,
+    suppresses_context,
+    traceback_of,
+)
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import changed, contents, registration
@@ -34,10 +46,11 @@ from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH, PLACEMENTS
-from fusewright.capture.border.values.dict import VIEWS, shown_method
+from fusewright.capture.border.values.dict import VIEWS, factory_of, shown_method
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.iterator import own_maker
+from fusewright.capture.border.values.list import length_limit
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import Carried, TensorText, refuse_if_shown
@@ -151,11 +164,11 @@ def _build_container_subclass(code: Code, value: Any) -> str:
     base_name = base.__name__ if base in (dict, list) else code.bind(base.__name__, base)
     name = code.start(value, f"{base_name}.__new__({code.bind(kind.__name__, kind)})")
     if base is collections.defaultdict:
-        code.lines.append(f"{base_name}.__init__({name}, {code.expression(value.default_factory)})")
+        code.lines.append(f"{base_name}.__init__({name}, {code.expression(factory_of(value))})")
     if base is collections.deque:
         code.lines.append(
             f"{base_name}.__init__({name}, [{', '.join(code.expression(element) for element in contents(value))}], "
-            f"{value.maxlen!r})"
+            f"{length_limit(value)!r})"
         )
     elif base is list:
         code.lines.append(
@@ -173,11 +186,7 @@ def _build_container_subclass(code: Code, value: Any) -> str:
 
 def dict_of(text: str, kind: type) -> str:
     """The instance dictionary, without asking an object of a class with a `__getattribute__` of the program's."""
-    return f'object.__getattribute__({text}, "__dict__")' if _is_hooked(kind) else f"{text}.__dict__"
-
-
-def _is_hooked(kind: type) -> bool:
-    return isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
+    return f'object.__getattribute__({text}, "__dict__")' if classes.is_hooked(kind) else f"{text}.__dict__"
 
 
 def _with_attributes(code: Code, value: Any, text: str) -> str:
@@ -367,7 +376,7 @@ def _build_builtin(code: Code, value: Any) -> str:
     descriptor = classes.descriptor_of(value, owner)
     if descriptor is None:
         raise GraphBreak("cannot-rebuild", f"the method {value.__name__} of a {type(owner).__qualname__}")
-    if descriptor is classes.lookup(type(owner), value.__name__) and not _is_hooked(type(owner)):
+    if descriptor is classes.lookup(type(owner), value.__name__) and not classes.is_hooked(type(owner)):
         return f"({code.expression(owner)}).{value.__name__}"  # a number too
     return (
         f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it
@@ -383,32 +392,31 @@ def _build_partial(code: Code, value: functools.partial) -> str:
 
 def _build_exception(code: Code, value: BaseException) -> str:
     kind = type(value)
-    arguments = ", ".join(code.expression(argument) for argument in value.args)
-    name = code.start(
-        value, f"{code.expression(kind)}.__new__({', '.join(filter(None, (code.expression(kind), arguments)))})"
-    )
-    code.lines.append(f"{name}.args = ({arguments}{',' if len(value.args) == 1 else ''})")
-    for link in ("__cause__", "__context__"):
-        linked = getattr(value, link)
+    arguments = "".join(f"{code.expression(argument)}, " for argument in args_of(value))
+    name = code.start(value, f"{code.expression(kind)}.__new__({code.expression(kind)}, {arguments})")
+    code.lines.append(f"{code.bind('set_args', set_args)}({name}, ({arguments}))")
+    cause, context = cause_of(value), context_of(value)
+    for hint, setter, linked in (("set_cause", set_cause, cause), ("set_context", set_context, context)):
         if linked is not None:
-            code.lines.append(f"{name}.{link} = {code.expression(linked)}")
-    if value.__suppress_context__ != (value.__cause__ is not None):
-        code.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
+            code.lines.append(f"{code.bind(hint, setter)}({name}, {code.expression(linked)})")
+    if suppresses_context(value) != (cause is not None):
+        shown = code.bind("set_suppresses_context", set_suppresses_context)
+        code.lines.append(f"{shown}({name}, {suppresses_context(value)})")
     for field in exception_fields(kind):
         kept = held(field, value)
         if kept is not None:
             code.lines.append(f"{code.bind(field.__name__, field)}.__set__({name}, {code.expression(kept)})")
     traceback = code.world.tracer.traceback_of(value)
-    if id(value) in code.world.tracer.open_contexts and value.__context__ is None:
-        code.lines.append(f"{name}.__context__ = {code.bind('exception', sys.exception)}()")
+    if id(value) in code.world.tracer.open_contexts and context is None:
+        code.lines.append(f"{code.bind('set_context', set_context)}({name}, {code.bind('exception', sys.exception)}())")
     if traceback is not None:
-        code.lines.append(f"{name}.__traceback__ = {code.expression(traceback)}")
+        code.lines.append(f"{code.bind('set_traceback', set_traceback)}({name}, {code.expression(traceback)})")
     return _with_attributes(code, value, name)
 
 
 def _build_traceback(code: Code, value: AbsentTraceback) -> str:
     source = code.world.source_of(value.error)
-    inner = "None" if source is None else f"{code.source(source)}.__traceback__"
+    inner = "None" if source is None else f"{code.bind('traceback_of', traceback_of)}({code.source(source)})"
     places = [code.bind("place", Place(*left)) for left in value.left]
     return code.keep(value, code.temporary(f"{code.bind('chain', chain)}({', '.join([inner, *places])})"))
 

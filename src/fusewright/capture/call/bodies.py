@@ -22,7 +22,7 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import changed
 from fusewright.operators.schema import facts
 from fusewright.record.recorder import Recorder
-from fusewright.record.traced_tensor import TracedTensor, make_traced
+from fusewright.record.traced_tensor import TracedTensor, make_traced, version_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _reach(world: Any, value: Any, seen: dict[int, Any]) -> None:
     if id(value) in seen or isinstance(value, (torch.nn.Module, types.ModuleType, type)):
         return
     if isinstance(value, torch.Tensor):
-        seen[id(value)] = value._version
+        seen[id(value)] = version_of(value)
         return
     parts: list[Any] = []
     if isinstance(value, types.FunctionType):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import operator
 import re
+import threading
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,8 @@ def call_unbound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs
 
 
 _OF_STAND_INS = frozenset({"__setattr__", "__getattribute__", "__delattr__"})
+# Classes that have other ones. What is written in C repeats what `object` has elsewhere.
+_OWN_ATTRIBUTES = (super, threading.local)
 
 
 def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -98,11 +101,10 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     if type(owner) is OutsideDict:
         return tracer.call(world.getattr(owner, name), args, kwargs)
     defined_by = getattr(fn, "__objclass__", None) or _definer(type(owner), name)
-    row = (
-        _OBJECT_ROWS.get(name)
-        if defined_by in (object, type) or issubclass(type(owner), (types.FunctionType, types.ModuleType))
-        else None
-    )
+    of_object = defined_by in (object, type) or issubclass(type(owner), (types.FunctionType, types.ModuleType))
+    if name in _OF_STAND_INS:
+        of_object = (of_object or type(owner) not in PLAIN) and not issubclass(type(owner), _OWN_ATTRIBUTES)
+    row = _OBJECT_ROWS.get(name) if of_object else None
     if row is None and isinstance(owner, property) and defined_by is property:
         row = _PROPERTY_ROWS.get(name)
     if row is not None:

@@ -17,9 +17,10 @@ import torch
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.dict import factory_of, set_factory
 from fusewright.capture.border.values.text import Carried
 from fusewright.capture.border.values.tuple import tuple_like
 from fusewright.capture.call.builtins import plain_data
@@ -196,9 +197,10 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         for key in list(base.__iter__(value)):
             base.__setitem__(made, convert(key), convert(dict.__getitem__(value, key)))
         if isinstance(value, collections.defaultdict):
-            if not _is_atomic(getattr(value.default_factory, "function", value.default_factory)):
+            factory = factory_of(value)
+            if not _is_atomic(factory.function if type(factory) is Trampoline else factory):
                 raise GraphBreak("untraceable-call", "a copy of a defaultdict whose factory is an object")
-            made.default_factory = value.default_factory
+            set_factory(made, factory)
     elif isinstance(value, list):
         list.extend(made, [convert(element) for element in list.__iter__(value)])
     elif isinstance(value, set):

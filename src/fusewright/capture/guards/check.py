@@ -568,7 +568,7 @@ def failure_text(
         case "TYPE":
             return f"type({name}) was {value.__name__}, is {type(now).__name__}"  # type: ignore[attr-defined]
         case "LENGTH":
-            return f"len({name}) was {value}, is {_length(now) if hasattr(now, '__len__') else text_of(now)}"
+            return f"len({name}) was {value}, is {_length(now) if isinstance(now, _SIZED) else text_of(now)}"
         case "KEYS":
             found = text_of(_keys(now) if isinstance(now, dict) else now)
             return f"list({name}) was {text_of(list(value))}, is {found}"  # type: ignore[call-overload]

@@ -8,9 +8,11 @@ and by a person reading a recompile log.
 from __future__ import annotations
 
 import builtins
+import types
 from collections.abc import Callable
 from typing import Any
 
+from fusewright._native import isinstance
 from fusewright.base.records import KeepsHash, dataclass
 
 
@@ -164,13 +166,17 @@ class Referent(Source):
 
 @dataclass(frozen=True, slots=True)
 class Computed(Source):
-    """`function(base)`: what a function of ours reads from an object, without changing it."""
+    """`function(base)`: what a function of ours, or the `__get__` of a descriptor written in C, reads from an object,
+    without changing it."""
 
     base: Source
     function: Callable[[Any], object]
 
     @property
     def name(self) -> str:
+        if isinstance(self.function, types.MethodWrapperType):  # each class has a descriptor of its own under this name
+            descriptor: Any = self.function.__self__
+            return f"__{descriptor.__name__}_{id(descriptor):x}"
         return f"__{self.function.__name__}"
 
     def text(self) -> str:

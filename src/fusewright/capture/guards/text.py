@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import args_of
 
 
 def text_of(value: object, depth: int = 0) -> str:
@@ -46,7 +47,7 @@ def text_of(value: object, depth: int = 0) -> str:
 def text_of_error(error: BaseException) -> str:
     """The line in which a traceback ends, likewise."""
     written = next(base.__dict__["__str__"] for base in type(error).__mro__ if "__str__" in base.__dict__)
-    plain = not isinstance(written, types.FunctionType) and all(type(part) in _PLAIN for part in error.args)
+    plain = not isinstance(written, types.FunctionType) and all(type(part) in _PLAIN for part in args_of(error))
     return f"{type(error).__name__}: {error}" if plain else type(error).__name__
 
 

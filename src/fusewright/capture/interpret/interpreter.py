@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import context_of, set_context, set_traceback, traceback_of
 from fusewright.base.location import Location
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
@@ -304,12 +305,13 @@ class Tracer:
         the like)."""
         if any(generator.closes_another(self._guarded) for generator in self._guarded):
             _refuse_to_close(self.root, None)
-        for generator in list(self._guarded):
-            frame = generator.frame
+        generators = list(self._guarded)
+        for frame in (generator.frame for generator in generators):  # one may close another
             frame.ops = [
                 record if instruction.action in _HARMLESS else (_refuse_to_close, None)
                 for record, instruction in zip(frame.ops, frame.info.instructions)
             ]
+        for generator in generators:
             try:
                 generator.close()
             except Exception as error:
@@ -493,27 +495,27 @@ class Tracer:
 
         With `replace` False (raised by a native operation, or on its way out) a context that it already has stays."""
         outside = self.world.source_of(error) is not None
-        if self._around is not None and error.__context__ is self._around and not outside:
-            error.__context__ = None  # native code raised it, for which nothing else is being handled
+        if self._around is not None and context_of(error) is self._around and not outside:
+            set_context(error, None)  # native code raised it, for which nothing else is being handled
         state: Handling | None = self.handling
         while state is not None and state.error is None:
             state = state.previous
         if not replace and (raised := self._raised.get(id(error))) is not None and raised.chained:
             return  # on its way out: what it passes may be handling something else
         handled = None if state is None else state.error
-        if handled is None and error.__context__ is None and not outside:
+        if handled is None and context_of(error) is None and not outside:
             self.open_contexts[id(error)] = error
-        if handled is None or handled is error or (error.__context__ is not None and not replace):
+        if handled is None or handled is error or (context_of(error) is not None and not replace):
             return
         if outside:
             raise SkipFrame("outside-exception", "raises an exception object that existed before (raising changes it)")
         link = handled
-        while link.__context__ is not None:  # no cycles
-            if link.__context__ is error:
-                link.__context__ = None
+        while (inner := context_of(link)) is not None:  # no cycles
+            if inner is error:
+                set_context(link, None)
                 break
-            link = link.__context__
-        error.__context__ = handled
+            link = inner
+        set_context(error, handled)
 
     def note_raised(self, error: BaseException, frame: Frame) -> None:
         """An exception leaves the instruction at which `frame` stands: its traceback grows by that line."""
@@ -532,12 +534,9 @@ class Tracer:
         """Tracebacks of exceptions made inside would show, and keep alive, frames of the interpreter. (None is stored
         also where there is none: CPython's `with` reads the field itself.)"""
         while error is not None and self.world.source_of(error) is None:
-            error.__traceback__ = None
-            error = (
-                error.__context__
-                if error.__context__ is not None and error.__context__.__traceback__ is not None
-                else None
-            )
+            set_traceback(error, None)
+            inner = context_of(error)
+            error = inner if inner is not None and traceback_of(inner) is not None else None
 
     def traceback_of(self, error: BaseException) -> AbsentTraceback | None:
         """What stands for the traceback that an exception has now. (One from outside is taken to have one.)"""

@@ -12,6 +12,7 @@ import types
 from typing import Any
 
 from fusewright import _native
+from fusewright.base.exception_fields import traceback_of, with_traceback
 from fusewright.capture.bytecode.instructions import CodeInfo, offset_of
 from fusewright.capture.bytecode.resume import raising_code
 
@@ -38,7 +39,7 @@ class Place:
         self.line = info.line(index)
 
     def __call__(self, error: BaseException) -> BaseException:
-        return error.with_traceback(self.above(error.__traceback__))
+        return with_traceback(error, self.above(traceback_of(error)))
 
     def above(self, inner: types.TracebackType | None) -> types.TracebackType:
         """A traceback of this line and, within it, `inner`."""
@@ -47,8 +48,9 @@ class Place:
     def catches(self, error: BaseException) -> BaseException:
         """For the generated function that has caught what the instruction raised: its own line makes room for this
         one."""
-        assert error.__traceback__ is not None
-        return error.with_traceback(self.above(error.__traceback__.tb_next))
+        caught = traceback_of(error)
+        assert caught is not None
+        return with_traceback(error, self.above(caught.tb_next))
 
 
 def chain(inner: types.TracebackType | None, *places: Place) -> types.TracebackType | None:

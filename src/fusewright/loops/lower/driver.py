@@ -133,8 +133,7 @@ class Lowering:
                 outputs = self.output_values(node)
                 self.update_inputs(epilogue)
                 nodes = flatten(node.args)
-                kinds = recorded_types(node, len(nodes))
-                self.program.outputs = tuple(self.output(*one) for one in zip(nodes, outputs, kinds, strict=True))
+                self.program.outputs = tuple(map(self.output, nodes, outputs, recorded_types(node, len(nodes))))
             else:
                 self.environment[node] = self.lower_node(node)
         self.program.inputs = tuple(self._inputs)
@@ -534,8 +533,7 @@ class Lowering:
         if not isinstance(value, Value):
             return Output("size", value=value) if isinstance(value, Expr) else Output("value", value=value)
         ref = self.reference(value)
-        if node.op != "placeholder":
-            ref = as_recorded(self.program, recorded, ref)
+        ref = ref if node.op == "placeholder" else as_recorded(self.program, recorded, ref)
         buffer = self.program.buffers[ref.buffer]
         if buffer.role == "temporary":
             buffer = self.program.buffers[ref.buffer] = replace(buffer, role="output")

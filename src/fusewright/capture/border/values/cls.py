@@ -16,7 +16,7 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Attribute, InstanceDict, Item
+from fusewright.capture.guards.sources import Attribute, Computed, InstanceDict, Item, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -76,6 +76,22 @@ def has_dict(cls: type) -> bool:
     return cls.__dictoffset__ != 0 and lookup(cls, "__dict__") is not MISSING
 
 
+def is_hooked(cls: type) -> bool:
+    """Whether `getattr` of an instance runs code of the program's, whatever the name is."""
+    return isinstance(lookup(cls, "__getattribute__"), types.FunctionType)
+
+
+def dict_source(cls: type, source: Source) -> InstanceDict:
+    """Where the instance dictionary of an object of this class lies."""
+    return InstanceDict(source, is_hooked(cls))
+
+
+def field_source(cls: type, source: Source, field: Any, name: str) -> Source:
+    """Where a descriptor written in C, which stands under this name in a class of the MRO, finds what it shows."""
+    plain = lookup(cls, name) is field and not is_hooked(cls)
+    return Attribute(source, name) if plain else Computed(source, field.__get__)
+
+
 def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:
     """Names and descriptors of the `__slots__` that Python classes of the MRO define."""
     return [
@@ -130,7 +146,7 @@ def getattr_class(world: World, cls: type, name: str) -> object:
     if from_meta is not MISSING and world.is_data_descriptor(from_meta, reads=True):
         if isinstance(from_meta, (types.GetSetDescriptorType, types.MemberDescriptorType)):
             if name == "__dict__":
-                return world.dict_stand_in(cls.__dict__, InstanceDict(world.constant(cls, cls.__name__)))
+                return world.dict_stand_in(cls.__dict__, dict_source(meta, world.constant(cls, cls.__name__)))
             value = native(getattr, cls, name)
             if name == "__mro__" or not cls.__flags__ & (1 << 9):
                 world.guard_bases(cls)

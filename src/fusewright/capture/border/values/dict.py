@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fusewright._native import isinstance
@@ -299,8 +299,9 @@ def load_subclass(world: World, real: Any, source: Source) -> object:
     world.guard("KEYS", source, keys)
     shadow: Any = base.__new__(cls)
     if base is defaultdict:
-        factory = world.load(real.default_factory, world.constant(real.default_factory, "default_factory"))
-        world.guard("CALL", source, _HasFactory(real.default_factory))
+        maker = factory_of(real)
+        factory = world.load(maker, world.constant(maker, "default_factory"))
+        world.guard("CALL", source, _HasFactory(maker))
         defaultdict.__init__(shadow, callback(world, factory))
     world.stand_in(real, source, shadow)
     for index, (key, value) in enumerate(zip(keys, held[1::2], strict=True)):
@@ -309,6 +310,11 @@ def load_subclass(world: World, real: Any, source: Source) -> object:
     attributes = None if cls is OrderedDict else load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))
     return shadow
+
+
+_FACTORY: Any = vars(defaultdict)["default_factory"]
+factory_of: Callable[[Any], Any] = _FACTORY.__get__
+set_factory: Callable[[Any, Any], None] = _FACTORY.__set__
 
 
 def callback(world: World, function: Any) -> Any:
@@ -331,7 +337,7 @@ class _HasFactory:
         self.factory = factory
 
     def __call__(self, candidate: defaultdict) -> bool:
-        return candidate.default_factory is self.factory
+        return factory_of(candidate) is self.factory
 
     def __repr__(self) -> str:
         return f"has the default factory {self.factory!r}"

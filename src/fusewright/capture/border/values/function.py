@@ -31,7 +31,9 @@ def load_identity(world: World, real: object, source: Source) -> object:
     """Functions, classes, modules: guarded by identity, then known for good, so that their parts need no path from
     here."""
     world.guard("IS", source, real)
-    return world.stand_in(real, world.constant(real, getattr(real, "__name__", type(real).__name__)), real)
+    kind = type(real)
+    named = real if isinstance(real, type) or not kind.__flags__ & (1 << 9) else kind  # no instance of the program's
+    return world.stand_in(real, world.constant(real, getattr(named, "__name__", kind.__name__)), real)
 
 
 def load_function(world: World, real: types.FunctionType, source: Source) -> object:

@@ -15,12 +15,14 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import Shadow, contents
 from fusewright.capture.border.values import cls as classes
-from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source
+from fusewright.capture.guards.sources import Item, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
 
 
+_MAXLEN: Any = vars(deque)["maxlen"]
+length_limit: Callable[[Any], int | None] = _MAXLEN.__get__
 APPEND = frozenset({"append", "extend"})
 
 
@@ -30,7 +32,7 @@ def load_attributes(world: World, real: object, source: Source, shadow: object) 
     if not classes.has_dict(type(real)) or not _is_heap_type(type(real)):
         return None
     attributes = object.__getattribute__(real, "__dict__")
-    where = InstanceDict(source)
+    where = classes.dict_source(type(real), source)
     world.guard("KEYS", where, tuple(attributes))
     loaded = {name: world.load(value, Item(where, name)) for name, value in attributes.items()}
     inside = object.__getattribute__(shadow, "__dict__")
@@ -83,8 +85,10 @@ def load_list(world: World, real: Any, source: Source) -> object:
     world.guard("TYPE", source, cls)
     shadow = base.__new__(cls)
     if base is deque:
-        world.guard("EQUALS" if real.maxlen is not None else "IS", Attribute(source, "maxlen"), real.maxlen)
-        deque.__init__(shadow, (), real.maxlen)
+        limit = length_limit(real)
+        where = classes.field_source(cls, source, _MAXLEN, "maxlen")
+        world.guard("EQUALS" if limit is not None else "IS", where, limit)
+        deque.__init__(shadow, (), limit)
     world.stand_in(real, source, shadow)
     if world.intends_append and cls is base:
         unread = world.unread[id(shadow)] = Shadow(real, source, shadow, (), appended=True)

@@ -67,6 +67,7 @@ def setattr_module(world: World, module: torch.nn.Module, name: str, value: obje
     plain = (
         not isinstance(value, (torch.Tensor, Module))
         and classes.guarded_lookup(world, kind, "__setattr__") is own_methods.SETATTR
+        and classes.python_method(world, kind, "__getattribute__") is None
     )
     if plain:
         namespace = objects.instance_dict(world, module)

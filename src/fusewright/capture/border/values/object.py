@@ -20,6 +20,7 @@ import torch
 import torch.distributed
 
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import context_of, has_no_dict
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
@@ -87,10 +88,10 @@ def instance_dict(world: World, obj: object) -> Any:
         return None
     record = world.outside(obj)
     if issubclass(kind, enum.Enum) and not world.is_inside_class(kind):
-        return world.dict_stand_in(_raw_dict(obj), InstanceDict(world.constant(obj, kind.__name__)))
+        return world.dict_stand_in(_raw_dict(obj), classes.dict_source(kind, world.constant(obj, kind.__name__)))
     facts = world.dict_kinds.get(kind)
     if facts is None:
-        facts = "__dict__" in _shadowed(kind), isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
+        facts = "__dict__" in _shadowed(kind), classes.is_hooked(kind)
         if not world.is_inside_class(kind):
             world.dict_kinds[kind] = facts
     shadowed, hooked = facts
@@ -161,13 +162,18 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
         name == "__context__"
         and issubclass(kind, BaseException)
         and id(obj) in world.tracer.open_contexts
-        and obj.__context__ is None  # type: ignore[attr-defined]
+        and context_of(obj) is None  # type: ignore[arg-type]
     ):
         world.tracer.ask_around()
     found = classes.guarded_lookup(world, kind, name)
     if found is not MISSING and is_data_descriptor(world, found, reads=True):
         return bind(world, found, obj, kind, name)
-    value = read_namespace(instance_dict(world, obj), name)
+    if isinstance(obj, BaseException) and has_no_dict(obj):
+        if world.is_raw(obj):
+            world.guard("CALL", world.outside(obj).source, has_no_dict)  # type: ignore[union-attr]
+        value: object = MISSING
+    else:
+        value = read_namespace(instance_dict(world, obj), name)
     if value is not MISSING:
         return value
     if found is not MISSING:
@@ -258,8 +264,8 @@ def _bind_property(world: World, found: property, obj: object, kind: type, name:
 
 def _bind_cached(world: World, found: functools.cached_property, obj: object, kind: type, name: str) -> object:
     function = world.load(found.func, world.constant(found.func, name))
+    namespace: Any = world.getattr(obj, "__dict__") if classes.is_hooked(kind) else instance_dict(world, obj)
     value = world.tracer.call(function, (obj,))
-    namespace = instance_dict(world, obj)
     if type(namespace) is OutsideDict:
         namespace.store(found.attrname, value)
     else:
@@ -278,12 +284,13 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
                 AttributeError(f"'{classes.said_name(kind)}' object has no attribute '{name}'", name=name, obj=obj)
             )
         return stored.value
+    where = classes.field_source(kind, record.source, found, name)
     try:
         value = found.__get__(record.real, kind)
     except AttributeError as missing:
-        world.guard("BOUND", Attribute(record.source, name), False)
+        world.guard("BOUND", where, False)
         raise UserException(missing) from None
-    return world.load(value, Attribute(record.source, name))
+    return world.load(value, where)
 
 
 def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -> object:
@@ -374,19 +381,19 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
         return
     namespace = instance_dict(world, obj)
     if namespace is None:
-        raise _refusal(lambda probe: setattr(probe, name, None), object(), obj)
+        raise refusal(world, lambda probe: setattr(probe, name, None), object(), obj)
     if type(namespace) is OutsideDict:
         namespace.store(name, value)
     else:  # its shadow has taken over
         namespace[name] = value
 
 
-def _refusal(change: Callable[[object], None], probe: object, obj: object) -> UserException:
+def refusal(world: World, change: Callable[[object], None], probe: object, obj: object) -> UserException:
     """What CPython of this version says where `obj` refuses a change, as the probe does."""
     try:
         change(probe)
     except AttributeError as error:
-        of_probe, said = f"'{classes.said_name(type(probe))}'", f"'{classes.said_name(type(obj))}'"
+        of_probe, said = f"'{classes.said_name(type(probe))}'", f"'{classes.said_name(world.type_of(obj))}'"
         about = None if error.obj is None else obj
         return UserException(AttributeError(str(error).replace(of_probe, said, 1), name=error.name, obj=about))
     raise AssertionError("the probe has taken the change")
@@ -404,7 +411,7 @@ def _plain(world: World, obj: object) -> object:
 _PLAIN: dict[type, type] = {TensorText: str, Address: int}
 
 
-class _Probe:
+class Probe:
     """An object with a dictionary."""
 
 
@@ -437,7 +444,7 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
                 bind(world, found, obj, kind, name)
             except UserException:  # it is unbound
                 slotted = type("_Probe", (), {"__slots__": (name,)})()
-                raise _refusal(lambda probe: delattr(probe, name), slotted, obj) from None
+                raise refusal(world, lambda probe: delattr(probe, name), slotted, obj) from None
             world.effects.store_slot(obj, name, DELETED)
             return
     if not _is_outside(world, obj):
@@ -445,7 +452,7 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         return
     namespace = instance_dict(world, obj)
     if namespace is None or read_namespace(namespace, name) is MISSING:
-        raise _refusal(lambda probe: delattr(probe, name), object() if namespace is None else _Probe(), obj)
+        raise refusal(world, lambda probe: delattr(probe, name), object() if namespace is None else Probe(), obj)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:

@@ -39,23 +39,50 @@ def is_open(value: Any) -> bool:
     return isinstance(relation, Relation) and not value.node.has_hint() and value.node.env.known(relation) is None
 
 
-def concrete_inside(value: Any, depth: int = 0) -> Any:
+def concrete_inside(value: Any) -> Any:
     """`value` with the numbers in builtin containers too; the same object where nothing was symbolic."""
+    return _concrete(value, {}) if _native.may_hold(value, _LOOKED_INTO) else value
+
+
+def _concrete(value: Any, made: dict[int, Any]) -> Any:
+    """made: by identity, what stands for a container that is met again: one may hold itself."""
     kind = type(value)
     if kind in SYMBOLIC:
         return SYMBOLIC[kind](value)
-    if depth > 8 or kind not in (list, tuple, dict, set, torch.Size):
+    if kind not in _CONTAINERS or not _holds_symbols(value):
         return value
-    if not depth and not _native.may_hold(value, _LOOKED_INTO):
-        return value
+    if id(value) in made:
+        return made[id(value)]
     if kind is dict:
-        pairs = [(key, concrete_inside(element, depth + 1)) for key, element in value.items()]
-        return value if all(new is value[key] for key, new in pairs) else dict(pairs)
-    elements = [concrete_inside(element, depth + 1) for element in value]
-    if all(new is old for new, old in zip(elements, value)):
-        return value
-    # (a set in its order, which follows from all that was ever added and removed)
-    return _native.set_filled(kind, _native.set_layout(value), (), elements) if kind is set else kind(elements)
+        pairs = made[id(value)] = {}
+        pairs.update((key, _concrete(element, made)) for key, element in value.items())
+        return pairs
+    if kind is list:
+        elements = made[id(value)] = []
+        elements.extend(_concrete(element, made) for element in value)
+        return elements
+    parts = [_concrete(element, made) for element in value]
+    if id(value) not in made:  # else a list in it, which holds it, has come to it
+        # (a set in its order, which follows from all that was ever added and removed)
+        filled = _native.set_filled(kind, _native.set_layout(value), (), parts) if kind is set else kind(parts)
+        made[id(value)] = filled
+    return made[id(value)]
+
+
+_CONTAINERS = (list, tuple, dict, set, torch.Size)
+
+
+def _holds_symbols(container: Any) -> bool:
+    """Whether a symbolic number is in a builtin container, or in one in it."""
+    pending, seen = [container], {id(container)}
+    for part in pending:
+        for element in part.values() if type(part) is dict else part:
+            if type(element) in SYMBOLIC:
+                return True
+            if type(element) in _CONTAINERS and id(element) not in seen:
+                seen.add(id(element))
+                pending.append(element)
+    return False
 
 
 def is_concrete(values: Any, depth: int = 0) -> bool:

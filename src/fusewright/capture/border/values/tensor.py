@@ -21,7 +21,7 @@ from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
-from fusewright.capture.border.values import cls as classes, subclass, wrapper
+from fusewright.capture.border.values import cls as classes, object as objects, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.gradient_node import gradient_node
 from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact
@@ -30,7 +30,6 @@ from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.guards.sources import (
     Attribute,
     FunctionSource,
-    InstanceDict,
     Item,
     PlainTensor,
     Source,
@@ -40,6 +39,7 @@ from fusewright.capture.guards.sources import (
 from fusewright.capture.guards.torch_state import TENSOR_METHODS
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES, STRIDE
 from fusewright.record.torch_level import set_data
+from fusewright.record.traced_tensor import version_of
 from fusewright.sizes.expressions import Dim, Relation, symbol
 from fusewright.sizes.strides import free_strides
 from fusewright.sizes.symint import dim_of
@@ -275,7 +275,9 @@ def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | Outsid
     """User attributes of a tensor: those of the original, or a table for tensors made inside."""
     record = world.outside(tensor)
     if record is not None:
-        return world.dict_stand_in(record.real.__dict__, InstanceDict(record.source))
+        kind = type(record.real)
+        attributes = object.__getattribute__(record.real, "__dict__")
+        return world.dict_stand_in(attributes, classes.dict_source(kind, record.source))
     return world.tensor_attributes.setdefault(id(tensor), {})
 
 
@@ -362,6 +364,8 @@ def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object)
 def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
     record = world.outside(tensor)
     if name == "grad" and record is not None:
+        if value is not None and not _is_gradient(tensor, value):
+            raise GraphBreak("tensor-attribute", "a store to Tensor.grad of what is no gradient of that tensor")
         world.effects.store_slot(tensor, "grad", value)
         return
     if name == "data":
@@ -380,6 +384,13 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
         namespace.store(name, value)
     else:
         namespace[name] = value
+
+
+def _is_gradient(tensor: torch.Tensor, value: object) -> bool:
+    """Whether PyTorch takes this as the gradient of the tensor."""
+    if not isinstance(value, torch.Tensor) or value is tensor:
+        return False
+    return value.dtype == tensor.dtype and value.device == tensor.device and value.shape == tensor.shape
 
 
 def _store_data(world: World, tensor: Any, value: Any) -> None:
@@ -406,11 +417,6 @@ def _store_data(world: World, tensor: Any, value: Any) -> None:
         world.effects.store_slot(tensor, "data", held)
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """How often it was written to; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def check_data(world: World, wants_gradients: bool) -> None:
     """Refuses what a graph of ATen operators cannot do with tensors from outside whose data were replaced: a backward
     would read them after the replacement; a write is counted by the tensor, though it is the new memory's."""
@@ -427,12 +433,16 @@ def check_data(world: World, wants_gradients: bool) -> None:
 
 
 def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:
-    """`del tensor.name`, for user attributes."""
-    if is_wrapper(tensor):
-        raise GraphBreak("tensor-attribute", f"an attribute of a {type(tensor).__qualname__} is deleted")
+    """`del tensor.name`, for the gradient and user attributes."""
+    kind = world.type_of(tensor)
+    own = is_wrapper(tensor) or classes.python_method(world, kind, "__delattr__") is not None
+    if name == "grad" and not own and not is_traced_subclass(tensor):
+        return setattr_plain(world, tensor, name, None)
+    if own or classes.guarded_lookup(world, kind, name) is not MISSING:
+        raise GraphBreak("tensor-attribute", f"del {kind.__qualname__}.{name}")
     namespace = _namespace(world, tensor)
     if namespace.get(name, MISSING) is MISSING:
-        raise UserException(AttributeError(name))
+        raise objects.refusal(world, lambda probe: delattr(probe, name), objects.Probe(), tensor)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:

@@ -73,8 +73,9 @@ class Carried(Unread):
 def text_of(tensor: torch.Tensor, make: Callable[..., str], *arguments: str) -> TensorText:
     """`make(tensor, *arguments)`, to be computed after the graph. An inference tensor breaks the graph: its writes are
     not counted."""
-    made = TensorText(((tensor, make, arguments, tensor._version),))
-    return made.refuse() if tensor.is_inference() else made
+    if tensor.is_inference():
+        TensorText(()).refuse()
+    return TensorText(((tensor, make, arguments, tensor._version),))
 
 
 def joined(parts: list[Any]) -> Any:

@@ -29,7 +29,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source, WrappedPart
 from fusewright.record import apart
 from fusewright.record.apart import Apart, Form, Makeup, Together
-from fusewright.record.traced_tensor import TracedTensor, with_history
+from fusewright.record.traced_tensor import TracedTensor, version_of, with_history
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     """The stand-in of a wrapper from outside. Its parts are found below `source`."""
     if nested.is_jagged(type(real)):
         made = nested.load_jagged(world, real, source)
-        world.wrappers.loaded.append(Wrapped(made, None, made.grad_fn, _version(made)))
+        world.wrappers.loaded.append(Wrapped(made, None, made.grad_fn, version_of(made)))
         return made
     what = f"{source.text()}, a {type(real).__qualname__},"
     if world.recorder.level != "aten":
@@ -141,7 +141,7 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     for name, value in attributes.items():
         if name not in inner:
             made.__dict__.setdefault(name, value)
-    world.wrappers.loaded.append(Wrapped(made, dict(made.__dict__), made.grad_fn, _version(made)))
+    world.wrappers.loaded.append(Wrapped(made, dict(made.__dict__), made.grad_fn, version_of(made)))
     return world.stand_in(real, source, made)  # type: ignore[no-any-return]
 
 
@@ -362,10 +362,6 @@ def _guard_attribute(world: World, value: Any, source: Source) -> None:
                 _guard_attribute(world, held, Item(InstanceDict(source), name))
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def check_unchanged(world: World) -> None:
     """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written to,
     or whose history was changed by a write in place."""
@@ -377,6 +373,6 @@ def check_unchanged(world: World) -> None:
             raise GraphBreak(CODE, f"an attribute of a {type(one.value).__qualname__} was written to")
         if one.value.grad_fn is not one.history:
             raise GraphBreak(CODE, f"a {type(one.value).__qualname__} with a history was written to in place")
-        if _version(one.value) != one.version:  # the graph writes to the parts: autograd shall know of the whole
-            one.version = _version(one.value)
+        if version_of(one.value) != one.version:  # the graph writes to the parts: autograd shall know of the whole
+            one.version = version_of(one.value)
             world.effects.defer(torch.autograd.graph.increment_version, (one.value,), {}, "")

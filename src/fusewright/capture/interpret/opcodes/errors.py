@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 from fusewright._native import isinstance
+from fusewright.base.exception_fields import cause_of, context_of, set_cause
 from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.border.values.cls import lookup
@@ -57,9 +58,8 @@ def raise_varargs(frame: Frame, count: int) -> None:
     if frame.world.source_of(error) is not None:
         raise SkipFrame("outside-exception", "raises an exception object that existed before (raising changes it)")
     if count == 2:
-        error.__cause__ = (
-            None if cause is None else _instance(frame, cause, "exception causes must derive from BaseException")
-        )
+        said = "exception causes must derive from BaseException"
+        set_cause(error, None if cause is None else _instance(frame, cause, said))
     frame.tracer.set_context(error)
     raise UserException(error)
 
@@ -118,8 +118,8 @@ def _is_part(error: BaseException, original: BaseExceptionGroup) -> bool:
     """Whether `split` has made it from the group that was caught (which keeps cause and context)."""
     return (
         isinstance(error, BaseExceptionGroup)
-        and error.__context__ is original.__context__
-        and error.__cause__ is original.__cause__
+        and context_of(error) is context_of(original)
+        and cause_of(error) is cause_of(original)
     )
 
 
