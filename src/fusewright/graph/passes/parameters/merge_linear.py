@@ -125,7 +125,8 @@ def _retype(node: Node, type_: object, found: dict[Node, object], env: ShapeEnv 
             try:
                 shown = by_rule(user.target, given, user.kwargs, env)
                 if shown is NotImplemented:  # over symbols a meta kernel would make guards
-                    shown = _split(given[0], user) if symbols_in(given) else derive(user.target, given, dict(user.kwargs))
+                    named = dict(user.kwargs)
+                    shown = _split(given[0], user) if symbols_in(given) else derive(user.target, given, named)
             except (RuntimeError, ValueError, NotImplementedError):  # such rows have no such view
                 return False
             if not isinstance(shown, TensorType) or shown.shape != user.meta["type"].shape:
