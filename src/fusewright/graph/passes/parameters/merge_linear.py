@@ -122,11 +122,11 @@ def _retype(node: Node, type_: object, found: dict[Node, object], env: ShapeEnv 
             if facts(user.target).parts_of is not None or base is not user.args[0] or len(user.all_input_nodes) != 1:
                 return False
             given = [types[base], *map(argument_types, user.args[1:])]
+            kwargs: dict[str, object] = dict(user.kwargs)
             try:
-                shown = by_rule(user.target, given, user.kwargs, env)
+                shown = by_rule(user.target, given, kwargs, env)
                 if shown is NotImplemented:  # over symbols a meta kernel would make guards
-                    named = dict(user.kwargs)
-                    shown = _split(given[0], user) if symbols_in(given) else derive(user.target, given, named)
+                    shown = _split(given[0], user) if symbols_in(given) else derive(user.target, given, kwargs)
             except (RuntimeError, ValueError, NotImplementedError):  # such rows have no such view
                 return False
             if not isinstance(shown, TensorType) or shown.shape != user.meta["type"].shape:
