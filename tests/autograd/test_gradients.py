@@ -275,3 +275,63 @@ def test_what_is_computed_again_is_what_statistics_were_made_of(function: Any, d
         gradients.append(x.grad.double())
     largest = gradients[0].abs().max()
     assert (gradients[1] - gradients[0]).abs().max() <= 0.05 * largest + 0.05
+
+
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "row": lambda x: x[1].add_(1), "rows": lambda x: x[1:3].mul_(2), "all": lambda x: x.mul_(3), "row by number": lambda x: x.__setitem__(1, 5.0),
+    "column": lambda x: x[:, 0].mul_(2), "where": lambda x: x.masked_fill_(x > 4, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_saved_of_an_argument_with_gaps_that_is_written_to(name: str, dynamic: bool) -> None:
+    """Its new value, once, laid out as the backward reads it, and no repetition of the write."""
+    layouts: tuple[Callable[[], torch.Tensor], ...] = (
+        lambda: torch.arange(24.0).reshape(8, 3)[::2], lambda: torch.arange(24.0).reshape(4, 6)[:, :3],
+        lambda: torch.arange(12.0).reshape(3, 4).t(), lambda: torch.arange(12.0).reshape(4, 3),
+    )  # fmt: skip
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        WRITES[name](x)
+        return x * y * y
+
+    for make in layouts:
+        compiled, found = fusewright.compile(f, dynamic=dynamic), []
+        for function in (f, compiled):
+            x, y = make(), torch.tensor(2.0, requires_grad=True)
+            result = function(x, y)
+            result.backward(torch.ones_like(result))
+            found.append((result.detach(), x, y.grad))
+        torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_gradients_of_gradients_through_an_argument_that_was_written_to(name: str) -> None:
+    """The recorded operators would run on what the call has left there: right, or an error."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        WRITES[name](x)
+        return x * y * y
+
+    def second(function: Any) -> torch.Tensor:
+        x, y = torch.arange(12.0).reshape(4, 3), torch.tensor(2.0, requires_grad=True)
+        (first,) = torch.autograd.grad(function(x, y).sum(), y, create_graph=True)
+        return torch.autograd.grad(first, y)[0] + first.detach()
+
+    try:
+        found = second(fusewright.compile(f, dynamic=False))
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        torch.testing.assert_close(found, second(f))
+
+
+def test_gradients_of_gradients_beside_running_statistics() -> None:
+    def second(run: Any) -> torch.Tensor:
+        x = torch.arange(12.0).reshape(4, 3).sin().requires_grad_()
+        (first,) = torch.autograd.grad(run(x).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), x)[0]
+
+    net = nn.BatchNorm1d(3)
+    torch.testing.assert_close(second(fusewright.compile(net)), second(net))

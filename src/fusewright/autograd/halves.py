@@ -27,6 +27,10 @@ layer."""
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+CHANGED = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a "
+    "compiled function was written to before gradients of its gradients were asked for"
+)
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
     "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
@@ -336,10 +340,7 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
         )
     inputs = ctx.inputs
     if halves.updates or (inputs is not None and _versions(inputs) != ctx.versions):
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: an input "
-            "of a compiled function was written to before gradients of its gradients were asked for"
-        )
+        raise RuntimeError(CHANGED)
     if inputs is None:
         raise RuntimeError(FREED)
     if halves.random and ctx.random is None:

@@ -25,6 +25,7 @@ from fusewright.graph.builder import Builder, argument_types, env_of
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.operators.derive import derive
+from fusewright.operators.rules.common import Undecided, is_dense
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType, symbols_in
@@ -139,6 +140,20 @@ def _changes(node: Node, written: set[Node]) -> bool:
     return node in written
 
 
+def _may_have_gaps(node: Node) -> bool:
+    """Whether sizes do not show that the elements of a computed value lie densely: then its memory is denser than its
+    type says (loops/lower/driver.py), and the backward would not find what was saved."""
+    while _shows(node):
+        node = node.all_input_nodes[0]
+    kind = node.meta.get("type")
+    if node.op == "placeholder" or not isinstance(kind, TensorType) or not symbols_in(kind.stride):
+        return False
+    try:
+        return not is_dense(kind)
+    except Undecided:
+        return True
+
+
 def _shows(node: Node) -> bool:
     """Whether the node is a view, or one of several results, which may be views."""
     return is_view(node) or node.target is operator.getitem
@@ -181,7 +196,11 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     extra: list[Node] = []
     places: list[int] = []
     for node in saved:
-        if node.op == "placeholder" and node not in written:
+        if _may_have_gaps(node):
+            places.append(~(joint.outputs + len(extra)))
+            row_major = {"memory_format": torch.contiguous_format}
+            extra.append(_after(forward, values[node], env, torch.ops.aten.clone.default, **row_major))
+        elif node.op == "placeholder" and node not in written:
             places.append(position[node])
         elif node in returned and node.op != "placeholder":
             places.append(~returned[node])

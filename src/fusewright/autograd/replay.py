@@ -3,7 +3,8 @@
 Takes the graph as it was recorded (forward and backward operators, writes included); gives a callable (*inputs) → the
 graph's outputs, with their history. Always holds: nothing is written to (the graph is made functional first, and what
 it would write at its end is left out); what ran without autograd in the program runs without it here; a custom autograd
-function is applied natively, so that its own rules hold.
+function is applied natively, so that its own rules hold; an input that the call has changed since is not taken for what
+it was: that is an error.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from fusewright.autograd.halves import CHANGED
 from fusewright.autograd.joint import output_node
 from fusewright.graph.passes.clean.functionalise import functionalise
-from fusewright.operators.schema import facts
+from fusewright.operators.schema import HIDDEN_WRITES, facts, written_by
 from fusewright.record.applications import Application, Hook
 from fusewright.sizes.expressions import Expr, evaluate
 
@@ -43,6 +45,8 @@ def replay(
     def run(*values: Any) -> tuple[Any, ...]:
         if not prepared:
             prepared.append(_Program(recorded if user_code else functionalise(recorded), inputs, outputs, user_code))
+        if prepared[0].changed:
+            raise RuntimeError(CHANGED)
         return prepared[0].run(values, constants)
 
     return run
@@ -60,7 +64,9 @@ class _Program:
         for one in user_code:
             if isinstance(one, Hook):
                 self.hooks.setdefault(one.tensor, []).append(one.hook)
-        self.nodes = self._needed(graph, [item for item in self.wanted if isinstance(item, torch.fx.Node)], inputs)
+        roots = [item for item in self.wanted if isinstance(item, torch.fx.Node)]
+        self.nodes = self._needed(graph, roots, inputs)
+        self.changed = _reads_what_changes(graph, roots)
 
     def _needed(self, graph: torch.fx.Graph, roots: list[torch.fx.Node], inputs: int) -> list[torch.fx.Node]:
         """The forward's placeholders and what `roots` are computed from, in order."""
@@ -118,6 +124,22 @@ class _Program:
         for hook in self.hooks.get(node, ()):  # type: ignore[arg-type]
             if environment[node].requires_grad:  # type: ignore[index]
                 environment[node].register_hook(hook)  # type: ignore[index]
+
+
+def _reads_what_changes(graph: torch.fx.Graph, roots: list[torch.fx.Node]) -> bool:
+    """Whether `roots` depend on an input that takes a new value at the graph's end. Running statistics, which a batch
+    normalisation by its own statistics only hands on, are none that it depends on."""
+    changed = {node.args[0] for node in graph.nodes if node.target is torch.ops.aten.copy_.default}
+    seen: set[Any] = set()
+    pending = list(roots) if changed else []
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        handed_on = written_by(node.target, node.args) if node.target in HIDDEN_WRITES else ()  # type: ignore[arg-type]
+        pending += [one for one in node.all_input_nodes if one not in {node.args[place] for place in handed_on}]
+    return not changed.isdisjoint(seen)
 
 
 def _apply(application: Application, environment: dict[torch.fx.Node, Any], sizes: dict[Any, int]) -> None:
