@@ -258,3 +258,41 @@ def test_a_request_for_more_memory_than_there_is() -> None:
         assert compiled(x, 1 << 60)[1] is MemoryError
         assert compiled(x, 2)[1] == [0, 0]
     assert not heard
+
+
+def lacks(a: torch.Tensor, k: Any) -> torch.Tensor:
+    return a * k
+
+
+def lacks_by_name(a: torch.Tensor, *, k: Any) -> torch.Tensor:
+    return a * k
+
+
+Pair = collections.namedtuple("Pair", "a k")
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "defaults"),
+    [
+        (lacks, "__defaults__", (5,)),
+        (lacks_by_name, "__kwdefaults__", {"k": 7}),
+        (lambda a: a * Pair(a).k, "__defaults__", (3,)),
+    ],
+    ids=["by place", "by name", "a named tuple"],
+)
+def test_a_call_that_lacks_an_argument_is_right_once_there_is_a_default(call: Any, name: str, defaults: Any) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        try:
+            return call(a)
+        except TypeError:
+            return a - 1
+
+    compiled, x = fusewright.compile(f), torch.ones(2)
+    owner: Any = call if call in (lacks, lacks_by_name) else Pair.__new__
+    before = getattr(owner, name)
+    try:
+        assert torch.equal(compiled(x), f(x)) and torch.equal(f(x), x - 1)
+        setattr(owner, name, defaults)
+        assert torch.equal(compiled(x), f(x)) and not torch.equal(f(x), x - 1)
+    finally:
+        setattr(owner, name, before)

@@ -37,6 +37,7 @@ from fusewright.capture.border.values import (
     array,
     cls as classes,
     context,
+    function as functions,
     generator,
     list as lists,
     number,
@@ -177,8 +178,7 @@ class World:
         self._by_value[id(value)] = Outside(real, source, value)
 
     def replace_stand_in(self, real: Any, value: Any) -> None:
-        """A materialised dict takes over from its lazy stand-in (which stays alive: interpreted code may still hold
-        it)."""
+        """A materialised dict takes over from its lazy stand-in, which interpreted code may still hold."""
         lazy = self._by_real[id(real)]
         self._alive.append(lazy.value)
         record = Outside(real, lazy.source, value)  # a proxy's reads from the dict behind it, and stands for the proxy
@@ -408,15 +408,17 @@ class World:
         """Whether the cell existed before capture."""
         return not self.tracer.is_inside_cell(cell)
 
-    def load_default(self, func: types.FunctionType, which: int | str) -> Any:
-        """A default argument, by its place in `__defaults__` or its name in `__kwdefaults__`."""
+    def load_default(self, func: types.FunctionType, which: int | str | None) -> Any:
+        """A default, by its place in `__defaults__` or its name in `__kwdefaults__`; None guards that there is none."""
         values: Any = func.__defaults__ if isinstance(which, int) else func.__kwdefaults__
-        value = values[which]
+        value = None if which is None else values[which]
         if id(func) in self._inside_functions:
             return value
         record = self.outside(func)
         where: Source = self.constant(func, func.__name__) if record is None else record.source
         where = FunctionSource() if func is self.tracer.function else where
+        if which is None:
+            return functions.guard_defaults(self, func, where)
         table = Attribute(where, "__defaults__" if isinstance(which, int) else "__kwdefaults__")
         if isinstance(which, str) or not isinstance(where, Constant):
             return self.load(value, Item(table, which))

@@ -13,13 +13,14 @@ from typing import Any
 from fusewright.base.signals import UserException
 from fusewright.capture.bytecode.instructions import CO_VARARGS, CO_VARKEYWORDS, NULL, constant_body
 
-LoadDefault = Callable[[types.FunctionType, int | str], object]
+LoadDefault = Callable[[types.FunctionType, int | str | None], object]
 
 
 def bind(
     function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], load_default: LoadDefault
 ) -> list[Any]:
-    """The argument slots' values. `load_default(function, index or name)` reads a default through the border."""
+    """The argument slots' values. `load_default(function, index or name)` reads a default through the border; None
+    for which: there is none."""
     code = function.__code__
     count = code.co_argcount
     flags = code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
@@ -27,8 +28,8 @@ def bind(
         return list(args)
     values: list[Any] = [*args[:count], *[NULL] * (max(count - len(args), 0) + code.co_kwonlyargcount)]
     if len(args) > count and not flags & CO_VARARGS:
-        raise _mismatch(function, args, kwargs)
-    extra = _bind_keywords(function, args, kwargs, values) if kwargs else {}
+        raise _mismatch(function, args, kwargs, load_default)
+    extra = _bind_keywords(function, args, kwargs, values, load_default) if kwargs else {}
     _bind_defaults(function, args, kwargs, values, load_default)
     if flags & CO_VARARGS:
         values.append(tuple(args[count:]))
@@ -38,7 +39,11 @@ def bind(
 
 
 def _bind_keywords(
-    function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]
+    function: types.FunctionType,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: list[Any],
+    load_default: LoadDefault,
 ) -> dict[str, Any]:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -47,10 +52,10 @@ def _bind_keywords(
         slot = next((slot for slot in range(code.co_posonlyargcount, len(names)) if names[slot] == name), -1)
         if slot < 0:
             if not code.co_flags & CO_VARKEYWORDS:
-                raise _mismatch(function, args, kwargs)
+                raise _mismatch(function, args, kwargs, load_default)
             extra[name] = value
         elif values[slot] is not NULL:
-            raise _mismatch(function, args, kwargs)
+            raise _mismatch(function, args, kwargs, load_default)
         else:
             values[slot] = value
     return extra
@@ -73,17 +78,20 @@ def _bind_defaults(
         if slot >= count:
             name = code.co_varnames[slot]
             if name not in keyword_defaults:
-                raise _mismatch(function, args, kwargs)
+                raise _mismatch(function, args, kwargs, load_default)
             values[slot] = load_default(function, name)
         elif slot < first:
-            raise _mismatch(function, args, kwargs)
+            raise _mismatch(function, args, kwargs, load_default)
         else:
             values[slot] = load_default(function, slot - first)
 
 
-def _mismatch(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> UserException:
+def _mismatch(
+    function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], load_default: LoadDefault
+) -> UserException:
     """Lets CPython itself bind the arguments, to a function of the same signature that does nothing, for its
     message."""
+    load_default(function, None)  # with other defaults the call may be right
     stand_in = types.FunctionType(
         constant_body(function.__code__), {}, function.__name__, function.__defaults__, function.__closure__
     )

@@ -54,6 +54,14 @@ def load_function(world: World, real: types.FunctionType, source: Source) -> obj
     return world.stand_in(real, source, real)
 
 
+def guard_defaults(world: World, real: types.FunctionType, source: Source) -> None:
+    """That it has the defaults that it has: a call that lacks an argument would be right with others."""
+    for name in ("__defaults__", "__kwdefaults__"):
+        world.guard("IS", Attribute(source, name), getattr(real, name))
+    if real.__kwdefaults__ is not None:
+        world.guard("LENGTH", Attribute(source, "__kwdefaults__"), len(real.__kwdefaults__))
+
+
 def _is_made_afresh(world: World, real: types.FunctionType, source: Source) -> bool:
     """Whether an earlier capture of the frame met another function of the same code there."""
     history: Any = world.tracer.history
