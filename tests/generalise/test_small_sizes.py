@@ -308,3 +308,19 @@ def test_a_size_that_is_left_open_is_none_where_the_others_are_0(function: Calla
             torch.testing.assert_close(found, expected)
         else:
             assert found == expected, shape
+
+
+def test_a_write_through_a_view_of_no_elements() -> None:
+    def f(x: torch.Tensor, rows: int) -> torch.Tensor:
+        x[2:].reshape(rows, -1).zero_()
+        return x + 1
+
+    events: list[Event] = []
+    for dynamic in (False, True, None):
+        fusewright.reset()
+        function = fusewright.compile(f, dynamic=dynamic)
+        with STREAM.listening(events.append):
+            for shape, rows in (((2, 5), 1), ((1, 3), 2), ((4, 3), 2), ((2, 4), 3)):
+                ours, theirs = torch.ones(shape), torch.ones(shape)
+                torch.testing.assert_close((function(ours, rows), ours), (f(theirs, rows), theirs))
+        assert not [event for event in events if isinstance(event, FellBack | InternalError)]

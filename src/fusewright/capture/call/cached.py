@@ -298,8 +298,10 @@ class _Holds:
 
 
 def _same(key: Args, other: Args) -> bool:
+    """As for the cache, which compares what has one hash: a tensor equals itself alone."""
     return len(key) == len(other) and all(
-        one is two or not (isinstance(one, torch.Tensor) or one != two) for one, two in zip(key, other)
+        one is two or not (isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor) or one != two)
+        for one, two in zip(key, other)
     )
 
 
