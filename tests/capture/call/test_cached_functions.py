@@ -103,7 +103,8 @@ def program(a, b=2):
     ),
     "reads a tensor that was written to": keeping("return T0 + p", "T0.add_(1)\nreturn a + kept(b).sum()"),
     "makes a tensor": keeping("return torch.arange(p) * 2", "return a.sum() + kept(b), kept(b) is kept(b), kept(b)"),
-    "has met a tensor": keeping("return -1", "L0[:2] = [False, T0]\nreturn a + sum(map(kept, L0)), L0.sort(key=kept)"),
+    "has met a tensor": "\nHELD = [False, made((3,), f32, 1)]"
+    + keeping("return -1", "HELD.sort(key=kept)\nreturn a + sum(map(kept, HELD))"),
     "calls itself with effects": keeping(
         "LOG.append(('body', p))\nreturn kept(p - 1) + kept(p - 2) if p > 1 else p",
         "return a.sum() + kept(b + 3), kept(4)",
