@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from fusewright.codegen.call_plan_types import CCall
 from fusewright.loops.externs import EXTERNS, placement
@@ -207,6 +208,8 @@ def through_plan(target: Any, args: tuple[Any, ...], expected: Any, **options: A
 @pytest.mark.parametrize("name", sorted(EXTERNS))
 def test_row_equals_eager(name: str) -> None:
     row, target = EXTERNS[name], operator(name)
+    if not launch.is_available(row.symbol) and TorchVersion(torch.__version__) < "2.13":
+        pytest.skip(f"this PyTorch lacks {row.symbol}")
     assert launch.is_available(row.symbol), f"this PyTorch lacks {row.symbol}"
     args = SAMPLES[name]()
     torch.manual_seed(1)

@@ -239,6 +239,8 @@ def test_quotients_of_other_layouts_over_symbolic_sizes(mode: str | None) -> Non
 def test_a_spread_of_operators() -> None:
     seen = Watch()
     for op in op_db[::25]:
+        if op.name.startswith("jiterator"):  # for GPUs alone
+            continue
         watch(op, torch.float32, 2, seen)
     assert not seen.wrong
     assert len(seen.seen) > 60

@@ -67,6 +67,12 @@ def _index_add(
     return [(self.shape[axis], source.shape[axis]) for axis in axes if axis != dim % self.ndim]
 
 
+def _index_copy(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, source: TensorType) -> Pairs:
+    """The meta kernel of PyTorch before 2.13 does not count the indices."""
+    count = source.shape[dim % source.ndim] if source.ndim else 1
+    return [*_index_add(env, self, dim, index, source), (index.numel(), count)]
+
+
 def _gather(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, **named: Any) -> Pairs | None:
     """The index is no larger than what it picks from, but along `dim`; one without elements fits any."""
     if self.ndim != index.ndim or 0 in index.shape:
@@ -242,6 +248,8 @@ CONDITIONS: dict[OpOverload, Condition] = {
     ),
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
+    aten.index_copy.default: _index_copy,
+    aten.index_copy_.default: _index_copy,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss,
     aten.constant_pad_nd.default: _constant_pad,
