@@ -490,6 +490,30 @@ def sparse_gradients_outlive_later_calls(compiled: Compiled) -> list[Any]:
 
 
 @program
+def view_of_an_input_that_is_made_a_leaf(compiled: Compiled) -> list[Any]:
+    """Returned with what was computed from it, and with an older view of it: gradients come to that leaf."""
+    results: list[Any] = []
+
+    def computed(a, z):
+        v = a.diagonal()
+        v.requires_grad_()
+        return v, torch.maximum(v, a.view(-1)[:3]) * z
+
+    def older(a, z):
+        with torch.no_grad():
+            v = a[None]
+        w = v.view(len(v), -1)
+        return v.requires_grad_(), w, z * 2
+
+    for fn, needs in ((computed, False), (older, True)):
+        a, z = random(3, 3).detach().requires_grad_(needs), random(3)
+        made = compiled(fn)(a, z)
+        sum((one * (number + 1)).sum() for number, one in enumerate(made) if one.requires_grad).backward()
+        results += [*made, made[0].grad, a.grad, z.grad]
+    return results
+
+
+@program
 def view_in_place_of_an_input_that_is_written_to(compiled: Compiled) -> list[Any]:
     """It is returned: a later write to it must reach the input."""
     results: list[Any] = []

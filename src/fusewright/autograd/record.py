@@ -210,6 +210,9 @@ def _rebuilding(
             continue
         assert isinstance(value, TracedTensor)
         if id(root) in inputs:
+            if leaf and value.made_leaf and sum(isinstance(other, TracedTensor) for other in outputs) > 1:
+                # what was computed from it, or views that are older, would be views of the input
+                raise CannotDifferentiate("a view of an input that was made to require a gradient inside is returned")
             base = ("input", inputs[id(root)])
         elif len(sharing[id(root)]) == 1 and not from_base:
             rebuilt.append(Rebuilt(("output", results.add(value)), leaf=leaf))
