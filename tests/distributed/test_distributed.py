@@ -38,7 +38,7 @@ def launch(module: str, size: int, folder: Path, *more: str, timeout: float = 90
     return [(worker.returncode, text) for worker, text in zip(workers, texts, strict=True)]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.sweep)])  # four take minutes on two cores
 def test_equals_eager_on_every_rank(size: int, tmp_path: Path) -> None:
     """One launch runs every case: most of the time of one is the start of the processes."""
     for code, text in launch("tests.distributed.worker", size, tmp_path):
