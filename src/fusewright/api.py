@@ -73,13 +73,14 @@ def _no_collections(imports: bool = False) -> Iterator[None]:
     """What is made meanwhile stays (the compiler's import: 100,000 objects; a captured program), and on its account
     Python's collector would walk the whole heap, several times. imports: nothing of the program's runs meanwhile, so
     what is made, if it is much, goes to the oldest generation unseen, and what is young of the program's goes along."""
-    collects = gc.isenabled()
+    collects, before = gc.isenabled(), gc.get_count()[0]
     gc.disable()
     try:
         yield
     finally:
         if collects:
-            if imports and gc.get_count()[0] > MANY_OBJECTS > gc.get_freeze_count():
+            # (the last question walks through all that is frozen: a second for ten million objects)
+            if imports and gc.get_count()[0] - before > MANY_OBJECTS > gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
