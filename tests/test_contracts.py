@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import fusewright
 
 SOURCE = Path(__file__).parent.parent / "src" / "fusewright"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -178,3 +181,17 @@ def test_importlib_goes_around_no_contract() -> None:
                 if text.startswith((*FORBIDDEN_IMPORTS, "triton", "llvmlite")):
                     found[str(path.relative_to(SOURCE))] = text
     assert found == BY_NAME
+
+
+def test_compile_does_not_ask_how_much_is_frozen_for_what_others_have_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer takes a walk through all of it."""
+    asked: list[None] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: asked.append(None) or 0)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1_000_000)
+    try:
+        young = [[number] for number in range(50_000)]
+        assert gc.get_count()[0] > 10_000 and fusewright.compile(lambda x: x + 1) and len(young) == 50_000
+    finally:
+        gc.set_threshold(*threshold)
+    assert not asked
