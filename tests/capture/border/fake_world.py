@@ -48,6 +48,8 @@ class FakeWorld:
         pass
 
     def load_default(self, function: Any, key: Any) -> object:
+        if key is None:  # guards that there is none
+            return None
         return function.__defaults__[key] if isinstance(key, int) else function.__kwdefaults__[key]
 
     def load_global(self, function: Any, name: str) -> object:
