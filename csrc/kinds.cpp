@@ -1,6 +1,6 @@
 // What values are, by their types alone.
-// isinstance: Python's own asks the value for `__class__` where its type is no instance: that is code of the program's (a
-// `__getattribute__`, a property), which may have effects, and may name another class.
+// isinstance: Python's own asks the value for `__class__` where its type is no instance: that is code of the program's
+// (a `__getattribute__`, a property), which may have effects, and may name another class.
 // may_hold: a walk through containers, for those that are looked through again at each call that is given them.
 #include <unordered_set>
 
@@ -56,7 +56,8 @@ class Search {
 
     bool found(PyObject *value) const {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds_); i++)
-            if (PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject *>(PyTuple_GET_ITEM(kinds_, i)))) return true;
+            if (PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject *>(PyTuple_GET_ITEM(kinds_, i))))
+                return true;
         return false;
     }
 
@@ -91,7 +92,8 @@ PyObject *may_hold(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 2 || !PyTuple_Check(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "may_hold takes a value and a tuple of types");
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments[1]); i++)
-        if (!PyType_Check(PyTuple_GET_ITEM(arguments[1], i))) return PyErr_Format(PyExc_TypeError, "may_hold takes types");
+        if (!PyType_Check(PyTuple_GET_ITEM(arguments[1], i)))
+            return PyErr_Format(PyExc_TypeError, "may_hold takes types");
     Search search(arguments[1]);
     return PyBool_FromLong(search.found(arguments[0]) || search.inside(arguments[0], 0));
 }
@@ -100,8 +102,8 @@ PyMethodDef functions[] = {
     {"isinstance", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(is_instance)), METH_FASTCALL,
      "isinstance(value, kinds) -> whether type(value) is a subclass of one of them; asks the value nothing."},
     {"may_hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fw::caught<may_hold>)), METH_FASTCALL,
-     "may_hold(value, kinds) -> whether it is of one of these types, or such a value is in it or in the lists, tuples and "
-     "values of dicts that it holds; True too for what is too deep to look through."},
+     "may_hold(value, kinds) -> whether it is of one of these types, or such a value is in it or in the lists, tuples "
+     "and values of dicts that it holds; True too for what is too deep to look through."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -135,16 +135,13 @@ def _viewed(node: Node) -> Node:
 
 def _changes(node: Node, written: set[Node]) -> bool:
     """Whether `node` is an input that changes before the backward runs, or shows a part of one."""
-    while _shows(node):
-        node = node.all_input_nodes[0]
-    return node in written
+    return _shown(node) in written
 
 
 def _may_have_gaps(node: Node) -> bool:
     """Whether sizes do not show that the elements of a computed value lie densely: then its memory is denser than its
     type says (loops/lower/driver.py), and the backward would not find what was saved."""
-    while _shows(node):
-        node = node.all_input_nodes[0]
+    node = _shown(node)
     kind = node.meta.get("type")
     if node.op == "placeholder" or not isinstance(kind, TensorType) or not symbols_in(kind.stride):
         return False
@@ -152,6 +149,13 @@ def _may_have_gaps(node: Node) -> bool:
         return not is_dense(kind)
     except Undecided:
         return True
+
+
+def _shown(node: Node) -> Node:
+    """What holds the memory that `node` shows."""
+    while _shows(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _shows(node: Node) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from fusewright.base.records import dataclass
 from fusewright.graph.nodes import leaves
-from fusewright.loops.ir import BufferRef
+from fusewright.loops.ir import BufferRef, Extern
 from fusewright.operators.schema import facts
 
 Placement = Literal["out", "returned"]
@@ -138,6 +138,11 @@ def may_keep_arguments(target: Any) -> bool:
     """Whether the operator may hold a tensor that it was given after the call: PyTorch's own never do. Others get
     copies of memory that will be used again."""
     return not isinstance(target, torch._ops.OpOverload) or target.namespace not in BUILTIN_NAMESPACES
+
+
+def is_check(operation: object) -> bool:
+    """Whether the operation is a call that gives and writes nothing: all that it does is to fail."""
+    return isinstance(operation, Extern) and not any(operation.outputs) and not operation.mutates
 
 
 def may_raise(target: Any) -> bool:

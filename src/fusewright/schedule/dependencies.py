@@ -14,7 +14,7 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.loops import ir
-from fusewright.loops.externs import may_raise
+from fusewright.loops.externs import is_check, may_raise
 from fusewright.loops.ir import (
     BufferRef,
     Expression,
@@ -338,7 +338,7 @@ def _edges(
             writers.setdefault(name, []).append(position)
         if not outside.isdisjoint(entry.writes):
             before.update(checks)
-        if isinstance(operation, Extern) and (not entry.writes or may_raise(operation.target)):
+        if is_check(operation) or (isinstance(operation, Extern) and may_raise(operation.target)):
             checks.append(position)
         if isinstance(operation, Extern) and operation.ordered:
             if last_ordered >= 0:

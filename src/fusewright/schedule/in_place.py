@@ -13,7 +13,8 @@ from typing import cast
 
 from fusewright.base.records import replace
 from fusewright.loops import ir
-from fusewright.loops.ir import Buffer, CheckedIndex, Expression, Extern, Load, LoopProgram, Operation, Pointwise, Store
+from fusewright.loops.externs import is_check
+from fusewright.loops.ir import Buffer, CheckedIndex, Expression, Load, LoopProgram, Operation, Pointwise, Store
 from fusewright.schedule.dependencies import Touch, output_buffers, rename_reads, roots, shared_memory, touch
 from fusewright.schedule.expressions import survey
 from fusewright.sizes.expressions import Dim, free_symbols
@@ -84,8 +85,8 @@ def _start(program: LoopProgram, uses: _Uses, changed: str, target: str, end: in
         return None
     if not all(_may_write(operations[position]) for position in writers[1:]):
         return None
-    if any(isinstance(one, Extern) and not any(one.outputs) and not one.mutates for one in operations[first:]):
-        return None  # a check, and a call that fails it is repeated eagerly: see `dependencies._edges`
+    if any(map(is_check, operations[first:])):
+        return None  # a call that fails it is repeated eagerly: see `dependencies._edges`
     both = (operations[start], operations[end])
     return start if all(_is_whole(one, original) for one in both if isinstance(one, Pointwise)) else None
 
