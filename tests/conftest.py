@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,9 +70,16 @@ LONG = frozenset(
 """Files of few tests that take minutes."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the marker `sweep` is selected by
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Among several processes, long files are begun first, then those of many tests: one that is begun last would keep
+    """One test in `n` of those marked `one_in(n)`, chosen by their names, is run by default; the others are a sweep.
+
+    Among several processes, long files are begun first, then those of many tests: one that is begun last would keep
     one process busy while the others are done."""
+    for item in items:
+        for marker in item.iter_markers("one_in"):
+            if zlib.crc32(item.name.encode()) % marker.args[0]:
+                item.add_marker(pytest.mark.sweep)
     if "PYTEST_XDIST_WORKER" in os.environ:
         tests = Counter(item.path for item in items)
         items.sort(key=lambda item: (item.path not in LONG, -tests[item.path], item.path))

@@ -152,6 +152,7 @@ def outcome(program: Program, arguments: tuple[Tensor, ...]) -> Tensor | type[Ba
         return type(error)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dynamic", "order"), [(False, 1), (None, 1), (None, -1), (True, 1)])
 @pytest.mark.parametrize("name", CASES)
 def test_operands_fit_or_the_error_is_eagers(name: str, dynamic: bool | None, order: int) -> None:

@@ -160,6 +160,7 @@ nn.functional.pixel_shuffle nn.functional.channel_shuffle nn.functional.nll_loss
 """.split()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", RELAID)
 def test_operators_over_other_layouts(name: str) -> None:
     seen = Watch()

@@ -211,6 +211,7 @@ IMAGE_LAYOUTS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", IMAGE_PROGRAMS)
 @pytest.mark.parametrize("layout", IMAGE_LAYOUTS)
 def test_layouts_of_images(program: str, layout: str) -> None:

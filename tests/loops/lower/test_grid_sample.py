@@ -34,6 +34,7 @@ def loops_of(options: dict, image: torch.Tensor, grid: torch.Tensor, before: boo
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("options", MODES, ids=str)
 def test_of_planes(options: dict, name: str) -> None:
@@ -94,6 +95,7 @@ def test_halves_are_computed_in_float32(options: dict, dtype: torch.dtype) -> No
         compare(loops_of(options, image, grid, before), wanted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("sizes", [(2, 3, 5, 7, 4), (3, 2, 1, 9, 2)], ids=str)
 def test_of_sizes_that_are_not_known(options: dict, sizes: tuple[int, ...]) -> None:
