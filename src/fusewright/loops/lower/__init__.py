@@ -2,8 +2,8 @@
 
 from fusewright.loops.lower import (
     activations,
-    collectives,
     convolution,
+    extern_details,
     factories,
     indexing,
     interpolation,
@@ -15,17 +15,15 @@ from fusewright.loops.lower import (
     reductions,
     scans,
     shape,
-    skinny_gemm,
     views,
 )
 from fusewright.loops.lower.driver import lower
 
 __all__ = [
     "activations",
-    "collectives",
     "convolution",
+    "extern_details",
     "factories",
-    "skinny_gemm",
     "indexing",
     "interpolation",
     "losses",

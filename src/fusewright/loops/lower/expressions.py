@@ -114,12 +114,14 @@ def _fold_indices(op: str, left: Dim, right: Dim) -> Expression | None:
 def _operands(operands: tuple[Operand, ...]) -> tuple[Expression, ...]:
     """Numbers become constants, and sizes values, of the dtype of the first expression among the operands."""
     dtype = next(operand.dtype for operand in operands if isinstance(operand, Expression))
-    return tuple(operand if isinstance(operand, Expression) else number(operand, dtype) for operand in operands)
-
-
-def number(value: Number | Dim, dtype: torch.dtype) -> Expression:
-    """A number of a program, which may be a size that varies, in `dtype`."""
-    return index_as(value, dtype) if isinstance(value, Expr) else ir.constant(value, dtype)
+    return tuple(
+        operand
+        if isinstance(operand, Expression)
+        else index_as(operand, dtype)
+        if isinstance(operand, Expr)
+        else ir.constant(operand, dtype)
+        for operand in operands
+    )
 
 
 def _arithmetic(op: str) -> Callable[..., Expression]:

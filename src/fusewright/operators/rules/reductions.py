@@ -197,25 +197,6 @@ def _as_images(input: TensorType) -> TensorType:
     return replace(made, stride=suggested_strides(input)) if input.device.type == "cpu" else made
 
 
-def _group_norm_backward(
-    grad_out: TensorType,
-    input: TensorType,
-    mean: TensorType,
-    rstd: TensorType,
-    weight: TensorType | None,
-    N: Dim,
-    C: Dim,
-    HxW: Dim,
-    group: int,
-    output_mask: Sequence[bool],
-) -> object:
-    if input.device.type != "cpu" or (weight is None and any(output_mask[1:])):
-        return NotImplemented
-    parameter = None if weight is None else fresh((C,), weight)
-    results = (_as_images(input), parameter, parameter)
-    return tuple(result if wanted else None for result, wanted in zip(results, output_mask, strict=True))
-
-
 def _nll_loss(
     self: TensorType, target: TensorType, weight: TensorType | None, reduction: int, ignore_index: Dim
 ) -> object:
@@ -275,7 +256,6 @@ RULES: dict[OpOverload, Rule] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
-    aten.native_group_norm_backward.default: _group_norm_backward,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss2d,
     aten.nll_loss_backward.default: _nll_loss_backward,
