@@ -381,7 +381,7 @@ try: LOG.append(next($G)); LOG.append($G.throw(ValueError('t')))
 except Exception as $0: LOG.append(repr($0))
 --
 $G = gen($i)
-try: next($G); LOG.append($G.send($i)); $G.close()
+try: next($G); LOG.append($G.send($i)); LOG.append($G.close())
 finally: LOG.append($G.gi_frame is None)
 --
 $0 = $l
