@@ -185,6 +185,32 @@ def import_error():
     return f, [(x(),), (x(),)]
 
 
+@program
+def what_import_errors_say():
+    for name, file in (("fileless_module", None), ("module_of_a_file", "/some/where.py")):
+        sys.modules[name] = types.ModuleType(name)
+        if file is not None:
+            sys.modules[name].__file__ = file
+
+    def f(x):
+        said = []
+        try:
+            from fileless_module import nothing
+        except ImportError as error:
+            said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
+        try:
+            from module_of_a_file import nothing
+        except ImportError as error:
+            said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
+        try:
+            from collections.abc import nothing
+        except ImportError as error:
+            said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
+            return x + 1, said, error
+
+    return f, [(x(),), (x(),)]
+
+
 @program("import", "opaque-object")
 def import_of_a_missing_module():
     def f(x):
