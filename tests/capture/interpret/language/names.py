@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import math
 import sys
 import types
@@ -207,6 +208,28 @@ def what_import_errors_say():
         except ImportError as error:
             said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
             return x + 1, said, error
+
+    return f, [(x(),), (x(),)]
+
+
+@program("frame-access")
+def variables_of_callers():
+    def writes(value):  # reaches the caller from Python 3.13 on
+        sys._getframe(1).f_locals["a"] = value
+
+    def reads():
+        return inspect.currentframe().f_back.f_locals["a"], inspect.stack()[1].frame.f_locals["a"]
+
+    def between(x):
+        a = 10
+        writes(20)
+        return x * a, reads()
+
+    def f(x):
+        a, y = 1, x + 1
+        first = reads()
+        writes(5)
+        return y + a, first, reads(), between(y)
 
     return f, [(x(),), (x(),)]
 

@@ -258,8 +258,9 @@ def _exception(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> o
 
 
 def _refuse(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    # In the root frame a break would run the call inside `finish`, whose frame is not the user's.
-    kind = SkipFrame if frame.back is None else GraphBreak
+    # A break runs the call inside `finish`, whose frame is not the user's: neither in the place of the root, nor of a
+    # caller whose variables are asked for (and, from CPython 3.13 on, written).
+    kind = SkipFrame if frame.back is None or "f_locals" in frame.function.__code__.co_names else GraphBreak
     raise kind("frame-access", "a call that reads or changes the calling frame (eval, exec, sys._getframe…)")
 
 
