@@ -13,6 +13,8 @@ import typing
 
 import torch
 
+import fusewright
+
 from tests.capture.interpret.language.support import program, x
 
 COUNT = 0
@@ -208,6 +210,41 @@ def what_import_errors_say():
         except ImportError as error:
             said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
             return x + 1, said, error
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def variables_asked_for_twice():  # one dict before Python 3.13, a new one each time from then on
+    def f(x):
+        def shared():
+            return kept
+
+        a, kept = 1, 2
+        first = locals()
+        first["new"], first["a"] = 3, 5
+        seen = dict(first)
+        a = 2
+        second = vars()
+        names = dir(), [sorted(locals()) for _ in range(2)]
+        del a
+        third = locals()
+        same = first is second, first is third
+        return x + shared(), seen, sorted(first), first.get("a"), sorted(second), sorted(third), names, same
+
+    return f, [(x(),), (x(),)]
+
+
+@program("explicit-graph-break")
+def variables_asked_for_around_a_break():
+    def f(x):
+        a, y = 1, x + 1
+        first = locals()
+        fusewright.graph_break()
+        a = 2
+        second = locals()
+        second["a"] = 9
+        return y * a, first["a"], second["a"], first is second, sorted(first)
 
     return f, [(x(),), (x(),)]
 
