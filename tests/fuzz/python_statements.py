@@ -384,6 +384,9 @@ $G = gen($i)
 try: next($G); LOG.append($G.send($i)); LOG.append($G.close())
 finally: LOG.append($G.gi_frame is None)
 --
+$0 = locals(); $0['new'] = $i
+LOG.append(($0 is locals(), sorted(vars()), 'new' in $0, dir()))
+--
 $0 = $l
 for $I in $l:
     $0 = [$0, $I]
