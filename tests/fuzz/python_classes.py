@@ -48,6 +48,8 @@ def gen(n):
             if got is not None: LOG.append(("got", got))
     except ValueError:
         yield "caught"
+    except GeneratorExit:
+        return "left"
     finally:
         LOG.append("gen done")
     return n

@@ -381,8 +381,11 @@ try: LOG.append(next($G)); LOG.append($G.throw(ValueError('t')))
 except Exception as $0: LOG.append(repr($0))
 --
 $G = gen($i)
-try: next($G); LOG.append($G.send($i)); $G.close()
+try: next($G); LOG.append($G.send($i)); LOG.append($G.close())
 finally: LOG.append($G.gi_frame is None)
+--
+$0 = locals(); $0['new'] = $i
+LOG.append(($0 is locals(), sorted(vars()), 'new' in $0, dir()))
 --
 $0 = $l
 for $I in $l:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
@@ -55,6 +55,16 @@ def import_from(world: World, origin: types.ModuleType, name: str) -> Any:
     full = f"{origin.__name__}.{name}"
     if full in sys.modules:
         return world.load(sys.modules[full], Item(world.constant(sys.modules, "sys_modules"), full))
-    path = getattr(origin, "__file__", None)
-    where = f"cannot import name {name!r} from {origin.__name__!r} ({path or 'unknown location'})"
-    raise UserException(ImportError(where, name=origin.__name__, path=path))
+    raise UserException(_refusal(origin, name))
+
+
+def _refusal(origin: types.ModuleType, name: str) -> ImportError:
+    """What CPython of this version says where `origin` has no `name`: an empty module of its description is asked."""
+    empty = types.ModuleType(origin.__name__)
+    vars(empty).update({key: vars(origin)[key] for key in ("__spec__", "__file__") if key in vars(origin)})
+    try:
+        exec(f"from module import {name}", {"__builtins__": {"__import__": lambda *_: empty}})
+    except ImportError as error:
+        kind, args, fields = cast(Any, error.__reduce__())
+        return kind(*args, **fields)
+    raise AssertionError("the empty module has the name")

@@ -130,6 +130,8 @@ class _Cut:
         instruction = self.info.instructions[self.index] if self.index >= 0 else None
         if instruction is None:
             raise CannotCut("the break is in the prologue of a resume function")
+        if self.frame.variables is not None:
+            raise CannotCut("what locals() has given belongs to the frame")
         self._check_loop(instruction)
         self._check_callee(instruction)
         scalars = frozenset(name for name, value in self.values.items() if type(value) in SCALARS)

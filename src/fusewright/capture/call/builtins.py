@@ -563,9 +563,9 @@ ROWS: list[tuple[Any, Row]] = [
     (itertools.takewhile, _over_iterables(itertools.takewhile, 1)),
     (itertools.dropwhile, _over_iterables(itertools.dropwhile, 1)),
     (itertools.filterfalse, _over_iterables(itertools.filterfalse, 1)),
-    *((cls, _over_iterables(cls)) for cls in (
-        itertools.chain, itertools.cycle,
-        itertools.islice, itertools.zip_longest, itertools.compress, itertools.pairwise)),
+    *((getattr(itertools, name), _over_iterables(getattr(itertools, name))) for name in (
+        "chain", "cycle", "islice", "zip_longest", "compress", "pairwise", "batched"  # `batched`: from Python 3.12 on
+    ) if hasattr(itertools, name)),
     *((cls, _over_iterables(cls, take=listed)) for cls in (
         itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement)),
     *((cls, functools.partial(_made_natively, cls)) for cls in (itertools.count, itertools.repeat)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import types
+import warnings
 from typing import Any, NoReturn
 
 from fusewright._native import isinstance
@@ -19,6 +20,7 @@ from fusewright.capture.border.attributes import GETATTRS
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import give_back, settled
 from fusewright.capture.border.values import object as objects
+from fusewright.capture.bytecode.instructions import NULL, THROW_OF_PARTS, VERSION
 
 
 class InterpretedGenerator:
@@ -66,17 +68,19 @@ class InterpretedGenerator:
             raise TypeError("can't send non-None value to a just-started generator")
         return self._resume(value, None)
 
-    def throw(self, kind: Any, value: Any = None, traceback: Any = None, /) -> object:
-        error = _normalised(kind, value)
+    def throw(self, kind: Any, value: Any = NULL, traceback: Any = None, /) -> object:
+        if value is not NULL and VERSION >= (3, 12):
+            self.tracer.call(warnings.warn, (THROW_OF_PARTS, DeprecationWarning))
+        error = _normalised(kind, None if value is NULL else value)
         inner = self._delegate()
         return self._resume(None, error) if inner is None else self._throw_into(inner, error)
 
-    def close(self) -> None:
+    def close(self) -> object:
         if self.frame.finished:
-            return
+            return None
         if not self.started:
             self.frame.finished = True
-            return
+            return None
         inner = self._delegate()
         error: BaseException = GeneratorExit()
         self.tracer.set_context(error)
@@ -89,9 +93,12 @@ class InterpretedGenerator:
                 error = settled(raised)
         try:
             self._resume(None, error)
-        except (GeneratorExit, StopIteration) as ended:
+        except GeneratorExit as ended:
             settled(ended)
-            return
+            return None
+        except StopIteration as ended:
+            settled(ended)
+            return ended.value if VERSION >= (3, 13) else None  # what the body returned
         raise RuntimeError("generator ignored GeneratorExit")
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -147,7 +154,7 @@ class InterpretedGenerator:
         tracer.note_suspension(
             self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
         )
-        if isinstance(finished_by, StopIteration) and sys.version_info < (3, 12):  # later the body has a handler for it
+        if isinstance(finished_by, StopIteration) and VERSION < (3, 12):  # later the body has a handler for it
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
             return None, replaced

@@ -95,7 +95,7 @@ class Frame:
         "pc",
         "stack",
         "tracer",
-        "value",
+        "value", "variables",
         "world",
     )  # fmt: skip
 
@@ -109,6 +109,7 @@ class Frame:
         self.stack: list[Any] = []
         self.pc = 0
         self.namespace: dict[str, object] | None = None
+        self.variables: dict[str, object] | None = None  # what `locals()` has given, if it must give that again
         self.value: Any = None
         self.finished = False
         self.back: Frame | None = None

@@ -107,6 +107,35 @@ def partials():
 
 
 @program
+def partials_of_a_class():  # CPython 3.13 warns of those that are read through an instance, 3.14 binds them
+    def add(*numbers):
+        return sum(numbers[-2:])
+
+    class Kept(functools.partial):
+        pass
+
+    class A:
+        one, kept = functools.partial(add, 1), Kept(add, 3)
+        fixed = staticmethod(functools.partial(add, 4))
+        of_class = classmethod(functools.partial(lambda k, cls, v: v + k, 5))
+        number = property(functools.partial(lambda k, self: k, 6))
+
+        def m(self, x):
+            return self.one(x) + self.kept(x) + self.fixed(x) + A.one(x)
+
+    outside = A()
+    outside.own = functools.partial(add, 9)
+
+    def f(x):
+        inside = A()
+        inside.held = inside.one
+        read = getattr(outside, "one")(x), hasattr(outside, "one"), A.one.func is add
+        return outside.m(x), inside.one(x), outside.own(x), inside.held(x), outside.of_class(x), outside.number, read
+
+    return f, [(x(),), (x(),)]
+
+
+@program
 def evaluation_order():
     def note(log, v):
         log.append(v)

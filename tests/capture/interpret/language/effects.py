@@ -15,6 +15,49 @@ from tests.capture.interpret.language.support import program, x
 
 
 @program
+def what_is_said_of_missing_attributes():  # from CPython 3.13 on it depends on where an object keeps its attributes
+    class A:
+        pass
+
+    class Error(Exception):
+        pass
+
+    class Numbers(list):
+        pass
+
+    class Slots:
+        __slots__ = ("used",)
+
+    class Both(Slots):
+        pass
+
+    class Layer(torch.nn.Module):
+        pass
+
+    used, shown = A(), A()
+    used.k = shown.__dict__["k"] = 1
+    made = (A(), used, shown, Error(1), ValueError(2), Numbers(), Slots(), Both(), Layer(), torch.nn.Linear(1, 1))
+    others = (types.SimpleNamespace(), collections.OrderedDict(), types.ModuleType("m"), object(), x(), lambda: 1)
+    plain = ([1], {}, (1,), {1}, 1, 1.5, "a", None, range(3), torch.float32, collections.deque(), f"{1}".join)
+
+    def f(x):
+        said = []
+        for one in (*made, *others, *plain, A(), Error(), Slots()):
+            try:
+                del one.nothing
+            except AttributeError as error:
+                said.append((str(error), error.name, error.obj is None, error.obj is one))
+        for one in (*plain, Slots(), object(), made[6]):
+            try:
+                one.nothing = 1
+            except AttributeError as error:
+                said.append((str(error), error.name, error.obj is None, error.obj is one))
+        return x + len(said), said
+
+    return f, [(x(),), (x(),)]
+
+
+@program
 def prints_and_stores_in_order():
     class Noisy:
         def __setattr__(self, name, value):

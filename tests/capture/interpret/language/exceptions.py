@@ -316,7 +316,7 @@ def except_star_with_naked_exception():
         try:
             raise ValueError("v")
         except* ValueError as group:
-            kind = type(group).__name__, str(group)
+            kind = type(group).__name__, str(group), repr(group), group.args
         return x + 1, kind
 
     return f, [(x(),), (x(),)]

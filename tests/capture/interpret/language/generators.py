@@ -115,6 +115,36 @@ def close_runs_finally():
 
 
 @program
+def what_close_gives():  # from Python 3.13 on, what the body returns
+    def f(x):
+        def returns(inner=()):
+            try:
+                yield x
+                yield from inner
+            except GeneratorExit:
+                return x + 3
+
+        def says_nothing():
+            yield x
+
+        def gives(generator, steps):
+            for _ in range(steps):
+                next(generator)
+            return generator.close(), generator.close()
+
+        begun = gives(returns(), 1), gives(says_nothing(), 1), gives(returns(returns()), 2), gives(returns([x]), 2)
+        return begun, gives(returns(), 0), [*gives(iter_of(x), 1)]
+
+    def iter_of(x):
+        try:
+            yield x
+        except GeneratorExit as left:
+            return str(left), x.shape
+
+    return f, [(x(),), (x(),)]
+
+
+@program
 def generator_that_ignores_exit():
     def f(x):
         def gen():
@@ -183,6 +213,24 @@ def throw_through_yield_from():
 
         g = outer()
         return next(g), g.throw(ValueError), next(g)
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def throw_of_a_kind_and_a_value():  # from Python 3.12 on with a warning
+    def f(x):
+        def gen():
+            caught = None
+            while True:
+                try:
+                    yield caught, x
+                except ValueError as error:
+                    caught = error.args
+
+        g = gen()
+        next(g)
+        return g.throw(ValueError), g.throw(ValueError(1)), g.throw(ValueError, 2), g.throw(ValueError, ValueError(3), None)
 
     return f, [(x(),), (x(),)]
 

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
+import itertools
+import math
 import sys
+import types
 import typing
 import weakref
 
@@ -99,6 +104,83 @@ def flags_and_replaced_dataclasses():
         return x * config.scale, config.total, (channels | Channels.G).value, dataclasses.asdict(config)["names"]
 
     return f, [(x(), Channels.R | Channels.B), (x(), Channels.G)]
+
+
+if sys.version_info >= (3, 12):
+
+    @program
+    def batches():
+        def f(x, numbers):
+            made = [sum(batch) for batch in itertools.batched([x, x + 1, x + 2], 2)]
+            halves = itertools.batched(numbers, n=2)
+            try:
+                itertools.batched(numbers, 0)
+            except ValueError as error:
+                said = str(error)
+            return made, next(halves), list(halves), list(itertools.batched((n * 2 for n in numbers), 3)), said
+
+        return f, [(x(), [1, 2, 3]), (x(), [1, 2, 3, 4]), (x(), [1, 2, 3])]
+
+
+if sys.version_info >= (3, 13):
+
+    @program
+    def replaced_copies():
+        @dataclasses.dataclass(frozen=True, slots=True)
+        class Config:
+            scale: float
+            bias: typing.Any = None
+
+        class Own:
+            def __init__(self, value):
+                self.value = value
+
+            def __replace__(self, /, **changes):
+                return Own(changes.get("value", self.value))
+
+        Pair = collections.namedtuple("Pair", "a b")
+        outside = Config(2.0, x())
+
+        def f(x):
+            said = []
+            for one, changes in ((outside, {"nothing": 1}), (Pair(1, 2), {"c": 1}), ([1], {"a": 1})):
+                try:
+                    copy.replace(one, **changes)
+                except (TypeError, ValueError) as error:
+                    said.append((type(error).__name__, str(error)))
+            made = copy.replace(outside, scale=3.0), copy.replace(Pair(1, 2), b=x * 2)
+            space = copy.replace(types.SimpleNamespace({"a": 1}, b=x), a=2)
+            return made[0].bias * made[0].scale, made[1].b, space.a, space.b, copy.replace(Own(1), value=x).value, said
+
+        return f, [(x(),), (x(),)]
+
+    @program
+    def what_python_3_13_brought():
+        class Shape:
+            """Has
+            two lines."""
+
+            @property
+            def area(self):
+                return 3
+
+            def grow(self):
+                self.grown = self.area
+
+        def f(x, n):
+            first = locals()
+            first["n"] = first["new"] = 0
+            texts = "aXbXc".replace("X", "-", count=n), "aXbXc".replace("X", "-", count=-1), Shape.__doc__
+            names = Shape.area.__name__, Shape.__static_attributes__, sorted(locals()), [sorted(locals()) for _ in "a"]
+            said = []
+            for wrong in (lambda: Shape().grow(sizes=1), lambda: sorted([1], revers=True), lambda: f(x, nn=2)):
+                try:
+                    wrong()
+                except TypeError as error:
+                    said.append(str(error))
+            return x + math.fma(2.0, n, x.shape[0]), texts, names, said, first is locals()
+
+        return f, [(x(), 1), (x(), 2), (x(), 3)]
 
 
 @program

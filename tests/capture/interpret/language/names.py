@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import math
 import sys
 import types
@@ -11,6 +12,8 @@ import types
 import typing
 
 import torch
+
+import fusewright
 
 from tests.capture.interpret.language.support import program, x
 
@@ -181,6 +184,89 @@ def import_error():
             from math import no_such_name
         except ImportError as error:
             return x + 1, str(error)
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def what_import_errors_say():
+    for name, file in (("fileless_module", None), ("module_of_a_file", "/some/where.py")):
+        sys.modules[name] = types.ModuleType(name)
+        if file is not None:
+            sys.modules[name].__file__ = file
+
+    def f(x):
+        said = []
+        try:
+            from fileless_module import nothing
+        except ImportError as error:
+            said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
+        try:
+            from module_of_a_file import nothing
+        except ImportError as error:
+            said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
+        try:
+            from collections.abc import nothing
+        except ImportError as error:
+            said.append((str(error), error.args, error.name, error.path, getattr(error, "name_from", None)))
+            return x + 1, said, error
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def variables_asked_for_twice():  # one dict before Python 3.13, a new one each time from then on
+    def f(x):
+        def shared():
+            return kept
+
+        a, kept = 1, 2
+        first = locals()
+        first["new"], first["a"] = 3, 5
+        seen = dict(first)
+        a = 2
+        second = vars()
+        names = dir(), [sorted(locals()) for _ in range(2)]
+        del a
+        third = locals()
+        same = first is second, first is third
+        return x + shared(), seen, sorted(first), first.get("a"), sorted(second), sorted(third), names, same
+
+    return f, [(x(),), (x(),)]
+
+
+@program("explicit-graph-break")
+def variables_asked_for_around_a_break():
+    def f(x):
+        a, y = 1, x + 1
+        first = locals()
+        fusewright.graph_break()
+        a = 2
+        second = locals()
+        second["a"] = 9
+        return y * a, first["a"], second["a"], first is second, sorted(first)
+
+    return f, [(x(),), (x(),)]
+
+
+@program("frame-access")
+def variables_of_callers():
+    def writes(value):  # reaches the caller from Python 3.13 on
+        sys._getframe(1).f_locals["a"] = value
+
+    def reads():
+        return inspect.currentframe().f_back.f_locals["a"], inspect.stack()[1].frame.f_locals["a"]
+
+    def between(x):
+        a = 10
+        writes(20)
+        return x * a, reads()
+
+    def f(x):
+        a, y = 1, x + 1
+        first = reads()
+        writes(5)
+        return y + a, first, reads(), between(y)
 
     return f, [(x(),), (x(),)]
 

@@ -12,6 +12,7 @@ import enum
 import functools
 import threading
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -30,6 +31,7 @@ from fusewright.capture.border.values.dict import OutsideDict, read_namespace
 from fusewright.capture.border.values.memory import Address
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.border.values.text import TensorText
+from fusewright.capture.bytecode.instructions import PARTIAL_WILL_BIND, VERSION
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source
 from fusewright.capture.guards.types import HoldsValue
@@ -231,6 +233,8 @@ def bind(world: World, found: object, obj: object, kind: type, name: str) -> obj
         return world.tracer.call(getter, (descriptor, obj, kind))
     if getter is property.__get__:
         return _BINDERS[property](world, found, obj, kind, name)
+    if getter is _PARTIAL_BINDS:
+        return _bind_partial(world, descriptor, obj)
     if world.is_raw(obj):
         raise GraphBreak(
             "opaque-object", f"{kind.__qualname__}.{name} is a descriptor written in C ({type(found).__qualname__})"
@@ -240,6 +244,16 @@ def bind(world: World, found: object, obj: object, kind: type, name: str) -> obj
 
 def _bind_function(world: World, found: Any, obj: object, kind: type, name: str) -> object:
     return types.MethodType(world.load(found, world.constant(found, name)), obj)
+
+
+_PARTIAL_BINDS = vars(functools.partial).get("__get__", MISSING)
+
+
+def _bind_partial(world: World, partial: Any, obj: object) -> object:
+    if VERSION >= (3, 14):
+        return types.MethodType(partial, obj)
+    world.tracer.call(warnings.warn, (PARTIAL_WILL_BIND, FutureWarning))
+    return partial
 
 
 def _bind_static(world: World, found: staticmethod, obj: object, kind: type, name: str) -> object:
@@ -411,8 +425,16 @@ def _plain(world: World, obj: object) -> object:
 _PLAIN: dict[type, type] = {TensorText: str, Address: int}
 
 
-class Probe:
+class _Inline:
     """An object with a dictionary."""
+
+
+_INLINE_VALUES = 1 << 2  # CPython's Py_TPFLAGS_INLINE_VALUES, from 3.13 on: instances keep the values themselves
+
+
+def probe(kind: type) -> object:
+    """An object with a dictionary that CPython keeps, and so asks, as it does for instances of `kind`."""
+    return _Inline() if kind.__flags__ & _INLINE_VALUES else Exception()
 
 
 def delattr_object(world: World, obj: object, name: str) -> None:
@@ -452,7 +474,7 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         return
     namespace = instance_dict(world, obj)
     if namespace is None or read_namespace(namespace, name) is MISSING:
-        raise refusal(world, lambda probe: delattr(probe, name), object() if namespace is None else Probe(), obj)
+        raise refusal(world, lambda probe: delattr(probe, name), object() if namespace is None else probe(kind), obj)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:

@@ -13,7 +13,7 @@ from typing import Any
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
-from fusewright.capture.bytecode.instructions import NULL
+from fusewright.capture.bytecode.instructions import NULL, VERSION
 from fusewright.capture.interpret.class_body import build_class
 from fusewright.capture.interpret.opcodes.build import callable_text, merge_keywords
 from fusewright.capture.interpret.opcodes.errors import prepare_reraise
@@ -223,16 +223,20 @@ def _super(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> objec
 
 
 def frame_variables(frame: Frame) -> dict[str, object]:
-    """What `locals()` gives in this frame."""
+    """What `locals()` gives in this frame. Before CPython 3.13 it is one dict, brought up to date at each question."""
     if frame.namespace is not None:
         return frame.namespace
-    result = {}
+    result = {} if frame.variables is None else frame.variables
+    if VERSION < (3, 13):
+        frame.variables = result
     for slot, name in enumerate(frame.info.slots):
         value = frame.local(slot)
         if slot in frame.info.cells and isinstance(value, types.CellType):
             value = frame.tracer.read_cell(value)
         if value is not NULL:
             result[name] = value
+        else:
+            result.pop(name, None)
     return result
 
 
@@ -258,8 +262,9 @@ def _exception(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> o
 
 
 def _refuse(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    # In the root frame a break would run the call inside `finish`, whose frame is not the user's.
-    kind = SkipFrame if frame.back is None else GraphBreak
+    # A break runs the call inside `finish`, whose frame is not the user's: neither in the place of the root, nor of a
+    # caller whose variables are asked for (and, from CPython 3.13 on, written).
+    kind = SkipFrame if frame.back is None or "f_locals" in frame.function.__code__.co_names else GraphBreak
     raise kind("frame-access", "a call that reads or changes the calling frame (eval, exec, sys._getframe…)")
 
 

@@ -87,7 +87,7 @@ def check_group_match(frame: Frame, operand: object) -> None:
     elif exception_matches(type(error), wanted):
         whole = isinstance(error, BaseExceptionGroup)
         group = ExceptionGroup if isinstance(error, Exception) else BaseExceptionGroup
-        rest, match = None, error if whole else frame.tracer.call(group, ("", [error]))
+        rest, match = None, error if whole else frame.tracer.call(group, ("", (error,)))
     elif isinstance(error, BaseExceptionGroup):
         match, rest = frame.tracer.call(frame.world.getattr(error, "split"), (wanted,))
     else:
