@@ -322,7 +322,7 @@ def _remove_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         record = tracer.world.outside(handle)
         later = (hooks for tensor in effects.hooked.values() for hooks in _hooks_of(tracer.world, tensor))
         if record is None or all(hooks is not record.real.hooks_dict_ref() for hooks in later):
-            return tracer.inline(RemovableHandle.remove, args, kwargs)
+            return tracer.inline(RemovableHandle.remove, args, kwargs)  # type: ignore[arg-type]
     effects.defer(RemovableHandle.remove, (handle,), {}, changes="the hooks of a tensor")
     return None
 
@@ -359,7 +359,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
         return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
     if world.outside(tensor) is not None:
         if not tensors.guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
-            world.effects.hooked.add(id(tensor))
+            world.effects.hooked[id(tensor)] = tensor
             world.effects.defer(keep_gradient, (tensor,), {}, changes="the hooks of a tensor")
         return None
     if tracer.recorder.level != "aten":
