@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusewright.base import marks, options as option_tables
 from fusewright.base.errors import OptionError, near_misses
@@ -150,9 +151,10 @@ def compile(
             f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}"
         )
     with _no_collections(imports=True):
-        _subscribe()
-        # This resolves the backend, so that a wrong name fails here and not at the first call.
-        made = compiler.Compiler(settings, _listener(settings))
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # the compiler's import makes tensors
+            _subscribe()
+            # This resolves the backend, so that a wrong name fails here and not at the first call.
+            made = compiler.Compiler(settings, _listener(settings))
         if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
             return model
         return _compile_callable(model, made)

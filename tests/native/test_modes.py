@@ -468,6 +468,20 @@ def test_torchscript_tracers(name: str) -> None:
     assert done.returncode == 0 or "Skipped" in done.stderr, done.stderr[-2000:]
 
 
+def test_the_compiler_is_imported_out_of_sight_of_modes() -> None:
+    """What a program has on while it calls compile() for the first time sees nothing of the compiler's import."""
+    text = (
+        "import sys, fusewright; from tests.native import test_modes as m\n"
+        "assert 'fusewright.compiler' not in sys.modules\n"
+        "with m.Dispatched() as dispatched, m.Called() as called:\n"
+        "    fusewright.compile(m.function)\n"
+        "assert dispatched.log == called.log == [], (dispatched.log, called.log)\n"
+    )
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly")
 def test_known_states() -> None:
     """What is known natively is what Python says, in every state; and only settings that guards tell apart are."""

@@ -7,7 +7,7 @@ Takes an exception, and what a field is to hold; gives what it holds.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _FIELDS: Any = vars(BaseException)
@@ -25,6 +25,17 @@ set_traceback: Callable[[BaseException, types.TracebackType | None], None] = _FI
 set_suppresses_context: Callable[[BaseException, bool], None] = _FIELDS["__suppress_context__"].__set__
 
 with_traceback: Callable[[BaseException, types.TracebackType | None], BaseException] = _FIELDS["with_traceback"]
+
+
+def context_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, its context, the context of that, and so on. A program may close the chain to a ring: each
+    exception comes once."""
+    passed: set[int] = set()
+    while error is not None and id(error) not in passed:
+        passed.add(id(error))
+        following = context_of(error)  # read first: the caller may cut the chain here
+        yield error
+        error = following
 
 
 def has_no_dict(error: BaseException) -> bool:

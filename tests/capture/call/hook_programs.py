@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+import fusewright
 from tests.capture.call.gradient_programs import leaf, plain, trained
 from tests.capture.call.python_programs import made, program
 from tests.capture.call.torch_programs import step, stepping
@@ -76,6 +77,59 @@ def hook_removed(x):
     y = x * 2
     y.register_hook(lambda g: g * 10).remove()
     return (y * y).sum()
+
+
+def hooked(*factors):
+    """A leaf that has hooks already, and their handles."""
+    x = leaf()
+    return x, [x.register_hook(lambda g, factor=factor: g * factor) for factor in factors]
+
+
+@program(trained)
+def hook_of_argument_removed(x):
+    handle = x.register_hook(lambda g: g * 10)
+    handle.remove()
+    handle.remove()
+    other = x.register_hook(lambda g: g + 1)
+    return (x * x).sum(), handle, other is handle
+
+
+@program(trained)
+def hook_of_argument_in_with(x):
+    with x.register_hook(lambda g: g * 10) as handle:
+        y = x * x
+    x.register_hook(lambda g: g + 1)
+    return y.sum(), handle
+
+
+@program(lambda: hooked(2, 3))
+def older_hook_removed(x, handles):
+    handles[0].remove()
+    return (x * x).sum(), len(handles)
+
+
+@program(lambda: hooked(2, 3))
+def older_hook_removed_after_another(x, handles):
+    x.register_hook(lambda g: g * 5)
+    handles[0].remove()
+    return (x * x).sum()
+
+
+@program(lambda: hooked(2, 3))
+def older_hook_removed_before_another(x, handles):
+    handles[0].remove()
+    x.register_hook(lambda g: g * 5)
+    return (x * x).sum()
+
+
+@program(trained)
+def hook_removed_behind_a_break(x):
+    handle = x.register_hook(lambda g: g * 10)
+    y = x * x
+    fusewright.graph_break()
+    handle.remove()
+    x.register_hook(lambda g: g + 1)
+    return y.sum()
 
 
 @program(trained)

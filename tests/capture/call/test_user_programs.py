@@ -34,9 +34,9 @@ CALLS = 3
 # What is not captured whole: on both backends, and on one of them alone.
 OPEN = frozenset(
     """
-    data_ptr_as_number data_store_of_another_type generator_argument inference_inside_then_grad
-    iterator_over_a_list_that_grows map_argument random_many_ways
-    register_hook_then_write thread_lock time_time warning_of_pytorch_recorded warnings_recorded_once
+    data_ptr_as_number data_store_of_another_type generator_argument hook_removed_behind_a_break
+    inference_inside_then_grad iterator_over_a_list_that_grows map_argument older_hook_removed_before_another
+    random_many_ways register_hook_then_write thread_lock time_time warning_of_pytorch_recorded warnings_recorded_once
     """.split()
 )
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()

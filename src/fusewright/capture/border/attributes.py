@@ -147,7 +147,7 @@ Getter = Callable[[Border, Any, str], Any]
 
 
 def _getattr_handle(world: Border, obj: RemovableHandle, name: str) -> Any:
-    if registration(obj) is not None:
+    if registration(obj) is not None and not isinstance(vars(RemovableHandle).get(name), types.FunctionType):
         raise GraphBreak("autograd-call", f"{name} of the handle of a hook that is registered at the end")
     return objects.getattr_object(world, obj, name)
 

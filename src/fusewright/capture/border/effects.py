@@ -106,7 +106,7 @@ class Effects:
     cells: dict[int, CellStore] = field(default_factory=dict)
     calls: list[DeferredCall] = field(default_factory=list)
     data: list[tuple[Any, int]] = field(default_factory=list)  # whose `data` is replaced, and its version then
-    hooked: set[int] = field(default_factory=set)  # tensors from outside that are given hooks
+    hooked: dict[int, Any] = field(default_factory=dict)  # tensors from outside that are given hooks, by identity
 
     def store_slot(self, target: object, name: str, value: object) -> None:
         """Notes a store; keyed by the target's identity, which `World` keeps alive."""

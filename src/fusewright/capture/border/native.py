@@ -26,7 +26,7 @@ import torch
 
 from fusewright import _native
 from fusewright._native import isinstance
-from fusewright.base.exception_fields import context_of, set_context, traceback_of, with_traceback
+from fusewright.base.exception_fields import context_chain, context_of, set_context, traceback_of, with_traceback
 from fusewright.base.signals import (
     GraphBreak,
     Heard,
@@ -69,11 +69,10 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
 
 def _leave_out(error: BaseException, handled: BaseException | None) -> None:
     """`handled` is an exception of ours that is being handled here: the program's has no such context."""
-    link: BaseException | None = error
-    while link is not None:
+    for link in context_chain(error):
         if handled is not None and context_of(link) is handled:
             set_context(link, None)
-        link = context_of(link)
+            return
 
 
 def settled(exception: BaseException) -> BaseException:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
+from torch.utils.hooks import RemovableHandle
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, stamp
+from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, registration, stamp
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
@@ -258,6 +259,9 @@ def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
             yield leaf
 
 
+_TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
 def _without_hooks(world: World, tensor: Any) -> None:
     """Guards that an outside tensor has no hooks: the engine at capture would not run them."""
     record = world.outside(tensor)
@@ -265,7 +269,7 @@ def _without_hooks(world: World, tensor: Any) -> None:
         return
     if id(tensor) in world.effects.hooked:
         raise GraphBreak("autograd-call", "the gradient of a tensor that was given a hook before is computed")
-    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+    for name in _TENSORS_HOOKS:
         if getattr(record.real, name):
             raise GraphBreak("autograd-call", "the gradient of a tensor with hooks is computed")
         world.guard("IS", Attribute(record.source, name), None)
@@ -295,10 +299,32 @@ def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> An
     world.requires_grad_matters = True
     if not tensors.requires_grad(world, tensor):
         return native(register, tensor, hook)  # which raises
+    if any(world.record_of(hooks) is not None for hooks in _hooks_of(world, tensor)):
+        raise GraphBreak("autograd-call", "a tensor is given a hook after one of its hooks was removed or looked at")
     handle = registered_at_the_end(register, tensor, hook)
-    world.effects.hooked.add(id(tensor))
+    world.effects.hooked[id(tensor)] = tensor
     world.effects.defer(keep, (handle,), {}, changes="the hooks of a tensor")
     return handle
+
+
+def _hooks_of(world: World, tensor: Any) -> list[Any]:
+    """The dictionaries that an outside tensor keeps its hooks in."""
+    real: Any = world.outside(tensor).real  # type: ignore[union-attr]
+    return [hooks for name in _TENSORS_HOOKS if (hooks := getattr(real, name)) is not None]
+
+
+def _remove_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """RemovableHandle.remove. Where the hook is registered after the graph, or another one of the same tensor is, it is
+    removed after that."""
+    (handle,) = args
+    effects = tracer.world.effects
+    if registration(handle) is None:
+        record = tracer.world.outside(handle)
+        later = (hooks for tensor in effects.hooked.values() for hooks in _hooks_of(tracer.world, tensor))
+        if record is None or all(hooks is not record.real.hooks_dict_ref() for hooks in later):
+            return tracer.inline(RemovableHandle.remove, args, kwargs)  # type: ignore[arg-type]
+    effects.defer(RemovableHandle.remove, (handle,), {}, changes="the hooks of a tensor")
+    return None
 
 
 def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -333,7 +359,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
         return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
     if world.outside(tensor) is not None:
         if not tensors.guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
-            world.effects.hooked.add(id(tensor))
+            world.effects.hooked[id(tensor)] = tensor
             world.effects.defer(keep_gradient, (tensor,), {}, changes="the hooks of a tensor")
         return None
     if tracer.recorder.level != "aten":
@@ -530,5 +556,6 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.autograd", "backward"): _backward,
     ("torch._tensor", "Tensor.backward"): _tensor_backward,
     ("torch._tensor", "Tensor.register_hook"): _register_hook,
+    ("torch.utils.hooks", "RemovableHandle.remove"): _remove_hook,
     ("torch._tensor", "Tensor.register_post_accumulate_grad_hook"): _register_accumulate_hook,
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright._native import isinstance
-from fusewright.base.exception_fields import context_of, set_context, set_traceback, traceback_of
+from fusewright.base.exception_fields import context_chain, context_of, set_context, set_traceback, traceback_of
 from fusewright.base.location import Location
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
@@ -510,12 +510,10 @@ class Tracer:
             return
         if outside:
             raise SkipFrame("outside-exception", "raises an exception object that existed before (raising changes it)")
-        link = handled
-        while (inner := context_of(link)) is not None:  # no cycles
-            if inner is error:
+        for link in context_chain(handled):
+            if context_of(link) is error:  # no ring by chaining
                 set_context(link, None)
                 break
-            link = inner
         set_context(error, handled)
 
     def note_raised(self, error: BaseException, frame: Frame) -> None:

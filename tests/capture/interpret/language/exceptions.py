@@ -80,6 +80,80 @@ def nested_handlers():
     return f, [(x(), []), (x(), [])]
 
 
+def chain(error):
+    """What an exception and its contexts are, as far as a ring of them is worth following."""
+    found = []
+    while error is not None and len(found) < 6:
+        found.append((type(error).__name__, error.args))
+        error = error.__context__
+    return found
+
+
+@program
+def raised_on_a_ring_of_contexts():
+    def closed():
+        first, second = KeyError(1), OSError(2)
+        first.__context__ = second
+        second.__context__ = first
+        return first, second
+
+    def thrown_into():
+        try:
+            yield
+        except OSError:
+            raise ValueError
+
+    def f(x):
+        seen = []
+        first, second = closed()
+        try:
+            raise first
+        except KeyError:
+            try:
+                raise second
+            except OSError as error:
+                seen.append((chain(error), chain(first)))
+        first, second = closed()
+        try:
+            try:
+                raise second
+            except OSError:
+                [][3]
+        except IndexError as error:
+            seen.append(chain(error)[1:])
+        first, second = closed()
+        waiting = thrown_into()
+        next(waiting)
+        try:
+            waiting.throw(second)
+        except ValueError as error:
+            seen.append(chain(error))
+        return x + 1, seen
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def a_ring_of_contexts_leaves():
+    def f(x, log):
+        error = KeyError(1)
+        error.__context__ = error
+        log.append(x + 1)
+        try:
+            raise error
+        except KeyError:
+            raise TypeError(2)
+
+    def outer(x, log):
+        try:
+            f(x, log)
+        except TypeError as error:
+            log.append(chain(error))
+        return x * 2
+
+    return outer, [(x(), []), (x(), [])]
+
+
 @program
 def cause_and_context():
     def f(x):
