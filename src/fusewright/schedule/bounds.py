@@ -53,8 +53,8 @@ Range = tuple[Dim | None, Dim | None]
 
 MOST_CASES = 8
 MOST_FAILURES = 16
-"""Searches for a proof without success in one plan. Each takes long, and a kernel whose sizes nothing ties to each other
-(two images of which one is no part of the other) has one for each access."""
+"""Searches for a proof without success in one plan. Each takes long, and a kernel over images whose sizes nothing ties
+to each other has one for each access."""
 
 
 @dataclass(frozen=True, slots=True)
