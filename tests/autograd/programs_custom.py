@@ -576,3 +576,25 @@ def custom_double_with_a_write_beside(compiled: Compiled) -> list[Any]:
     except RuntimeError as e:  # refused, and never wrong
         assert "cannot be run again" in str(e)
         return second_and_third_order(fn)
+
+
+class Given(torch.autograd.Function):
+    """Gives views of what it takes, and itself."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> Any:
+        return a, a.view(-1), *a.unbind(0)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, h: torch.Tensor, *rows: torch.Tensor) -> Any:  # type: ignore[override]
+        return 2 * g + 3 * h.view_as(g) + 5 * torch.stack(rows)
+
+
+@program
+def custom_gives_what_it_takes(compiled: Compiled) -> list[Any]:
+    held = []
+    for inner in (lambda a: a, lambda a: a[1:], lambda a: a * 2):
+        for fn in (Given.apply, lambda b: (b, *Given.apply(b)), lambda b: (Given.apply(b)[0][0], b.sin())):
+            results = compiled(lambda a: fn(inner(a)))(a := random(4, 3))
+            held += [*torch.autograd.grad(sum(i * one.sum() for i, one in enumerate(results, 1)), a), *results]
+    return held

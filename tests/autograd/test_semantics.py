@@ -25,6 +25,7 @@ BREAKS: dict[str, set[str]] = {
     "hook_prints": {"autograd-call"},
     "custom_raises": {"exception-escapes"},
     "custom_backward_raises": {"autograd-function"},
+    "custom_gives_what_it_takes": {"autograd-function"},
     "grad_break_middle": {"explicit-graph-break"},
     "backward_hooked_param": {"autograd-call"},
     "backward_hook_added_later": {"autograd-call"},

@@ -297,3 +297,48 @@ def test_filters_that_no_convolution_takes_are_refused_where_nothing_reads_the_r
             continue
         with pytest.raises(RuntimeError, match="expected weight to be at least 1"):
             compiled(x, torch.randn(filters, 2, 3))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", ["row-major", "channels-last", "transposed", "with gaps"])
+def test_fake_quantisation(layout: str, dynamic: bool) -> None:
+    x = torch.randn(2, 3, 4, 6) * 10
+    x = {
+        "row-major": x,
+        "channels-last": x.to(memory_format=torch.channels_last),
+        "transposed": x.transpose(1, 3),
+        "with gaps": x[:, :, ::2],
+    }[layout]
+    scale, zero = torch.full((x.shape[1],), 0.3), torch.ones(x.shape[1], dtype=torch.int32)
+    for fn in (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, 0, 255),
+        lambda x: torch.fake_quantize_per_tensor_affine(x, scale[0], zero[0], 0, 255),
+        lambda x: torch.fake_quantize_per_channel_affine(x, scale, zero, 1, 0, 255),
+    ):
+        whole = not dynamic or layout != "with gaps"  # whose strides tell nothing while its sizes vary
+        found = fusewright.compile(fn, fullgraph=whole, dynamic=dynamic)(x)
+        assert torch.equal(found, fn(x)) and found.stride() == fn(x).stride()
+
+
+@pytest.mark.parametrize("same", ["all", "keys and values", "none"])
+def test_attention_operator_of_several_tensors(same: str) -> None:
+    """`torch._native_multi_head_attention`, which modules call with one tensor for all three."""
+    q, k, v = torch.randn(3, 2, 5, 8)
+    q, k, v = {"all": (q, q, q), "keys and values": (q, k, k), "none": (q, k, v)}[same]
+    weights = torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8)
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+        return torch._native_multi_head_attention(q, k, v, 8, 2, *weights, None, True)
+
+    with torch.no_grad():
+        for found, expected in zip(fusewright.compile(fn, fullgraph=True)(q, k, v), fn(q, k, v)):
+            assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_a_loss_of_one_sample_has_its_target_s_dimensions() -> None:
+    fn = torch.nn.functional.multi_margin_loss
+    compiled = fusewright.compile(lambda x, t: fn(x, t, reduction="none"), fullgraph=True)
+    for shape, target in (((6,), ()), ((6,), (1,)), ((1, 6), (1,)), ((4, 6), (4,))):
+        x, t = torch.randn(shape, requires_grad=True), torch.full(target, 2)
+        found, expected = compiled(x, t), fn(x, t, reduction="none")
+        assert found.shape == expected.shape and torch.allclose(found, expected)

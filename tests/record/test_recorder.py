@@ -365,3 +365,28 @@ def test_a_meta_kernel_is_asked_once_for_equal_arguments(monkeypatch: pytest.Mon
         assert r.call(torch.special.entr, (whole,)).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_an_operator_s_overload_is_chosen_by_its_arguments() -> None:
+    """PyTorch writes the arguments' text for each overload that does not fit."""
+    aten = torch.ops.aten
+
+    def fn(x: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        return [aten.masked_fill(x, mask, torch.tensor(3.5)), aten.pow(2, x), aten.sum(x, [0]), aten.div(42, x)]
+
+    x, mask = torch.randn(5), torch.tensor([True, False, True, False, True])
+    for found, expected in zip(fusewright.compile(fn, fullgraph=True)(x, mask), fn(x, mask)):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["sgn", "cat"])
+def test_a_backward_of_sizes_that_vary_is_whole(name: str) -> None:
+    """Native code asks for sizes as numbers; a gradient is a slice whose begin is a difference of sizes."""
+    fn = {"sgn": lambda x, y, z: x.sgn().sum() + y.sum() + z, "cat": lambda x, y, z: torch.cat([x, y], 1) + z}[name]
+    compiled = fusewright.compile(fn, fullgraph=True, dynamic=True)
+    for rows in (3, 4):
+        given = [torch.randn(rows, columns, dtype=torch.float64, requires_grad=True) for columns in (5, 6, 11)]
+        found, expected = compiled(*given), fn(*given)
+        assert "Compiled" in type(found.grad_fn).__name__
+        for one, other in zip(*(torch.autograd.grad(y.square().sum(), given) for y in (found, expected))):
+            assert torch.allclose(one, other)

@@ -365,3 +365,22 @@ def test_replay_programs_are_shown() -> None:
     lost = sum(len(shown.unproved) for shown in found)
     print(f"shown: {kernels[0] - open_} of {kernels[0]} kernels, {total - lost} of {total} accesses")
     assert kernels[0] > 20 and open_ <= kernels[0] // 20
+
+
+def test_searches_that_fail_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel reads a window of many elements from images of sizes that nothing ties to each other."""
+    asked: list[Dim] = []
+
+    def counted(d: Dim, facts: Any) -> bool:
+        asked.append(d)
+        return prove(d, facts)
+
+    monkeypatch.setattr(bounds, "prove", counted)
+    backward = functools.partial(torch.ops.aten.max_pool2d_with_indices_backward, kernel_size=[5, 5], stride=[1, 1])
+    backward = functools.partial(backward, padding=[2, 2], dilation=[1, 1], ceil_mode=False)
+    x = torch.randn(2, 3, 5, 4)
+    _, indices = torch.nn.functional.max_pool2d(x, 5, 1, 2, return_indices=True)
+    gradient = torch.randn(2, 3, 5, 4)
+    compiled = fusewright.compile(lambda g, x, i: backward(g, x, indices=i), dynamic=True)
+    assert torch.allclose(compiled(gradient, x, indices), backward(gradient, x, indices=indices))
+    assert 0 < len(asked) < 10 * bounds.MOST_FAILURES

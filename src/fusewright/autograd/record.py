@@ -281,6 +281,9 @@ def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, i
             node, element = node.args[0], node.args[1]  # type: ignore[assignment]
         if not isinstance(node.args[0], torch.fx.Node) or any(isinstance(one, torch.fx.Node) for one in node.args[1:]):
             raise CannotDifferentiate(f"a view made by {node.target} is returned together with what it is a view of")
+        no_grad = "no_grad" in node.meta
+        if no_grad and _history(value) is not None:  # its operators do not give it the history that it has
+            raise CannotDifferentiate("what is returned is a view that an autograd function gives of what it takes")
         steps.append(
             ViewCall(
                 node.target,
@@ -288,7 +291,7 @@ def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, i
                 dict(node.kwargs),
                 element,
                 calls.setdefault(node, len(calls)),
-                "no_grad" in node.meta,
+                no_grad,
                 value.made_leaf,
             )
         )

@@ -122,7 +122,8 @@ def _facts(op: OpOverload) -> OperatorFacts:
     viewed = (i for i, a in enumerate(schema.arguments) if a.alias_info is not None and i not in written)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     # Where the CPU has a kernel, the parts are for other devices: they round halves at each step.
-    composite = has_kernel(op.name(), "CompositeImplicitAutograd") and (
+    known = torch._C._dispatch_has_kernel(op.name())  # the dispatcher has no `aten::size`, which native code asks for
+    composite = known and has_kernel(op.name(), "CompositeImplicitAutograd") and (
         schema.name == "aten::native_channel_shuffle" or not has_kernel(op.name(), "CPU")
     )
     return OperatorFacts(

@@ -110,7 +110,8 @@ class Recorder:
         self.user_gradients: list[Application | Hook] | None = []
         self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
         self._decomposes = env is not None and not operators_replaced()
-        self.drew = self.drawn = self.wrote = False  # drew: the present call has drawn random numbers; drawn: others
+        # drew: the present call has drawn random numbers; drawn: others; resolving: an overload is being looked for
+        self.drew = self.drawn = self.wrote = self.resolving = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False
@@ -294,11 +295,10 @@ class Recorder:
         Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it gives the true result or error.
         """
         kwargs = kwargs or {}
-        if args and isinstance(args[0], TracedTensor):
-            fn = refusals.refusing(fn)
         self.op_count += 1
         # A torch-level node stands before what its shape computation adds, and holds the arguments as they are now.
         node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
+        fn = refusals.called(self, fn, args, kwargs)
         self.drawn, self.drew = self.drawn or self.drew, False
         watched = out_tensors.watch(self.graph, fn, kwargs) if self.level == "aten" and "out" in kwargs else None
         try:

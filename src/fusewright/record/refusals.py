@@ -6,11 +6,11 @@ Takes an operator with its arguments. Always holds: nothing is recorded here, so
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
@@ -151,8 +151,21 @@ def check(
     return _refusal(func)
 
 
-def refusing(fn: Callable[..., object]) -> Callable[..., object]:
-    """`fn`, or the refusal of TracedTensor that stands for it."""
+def called(
+    recorder: Recorder, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Callable[..., object]:
+    """`fn`, or what is called in its place: the refusal of TracedTensor that stands for it, or the overload that these
+    arguments choose. (PyTorch writes the arguments' text into a message for each overload that does not fit.)"""
+    if type(fn) is OpOverloadPacket:
+        recorder.resolving = True
+        try:
+            return getattr(fn, torch._C._jit_resolve_packet(fn._qualified_op_name, *args, **kwargs))  # type: ignore
+        except RuntimeError:
+            return fn  # which says itself that none fits
+        finally:
+            recorder.resolving = False
+    if not args or not isinstance(args[0], TracedTensor):
+        return fn
     try:
         return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
     except TypeError:  # not hashable, so none of ours

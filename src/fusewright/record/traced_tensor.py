@@ -89,7 +89,9 @@ class TracedTensor(torch.Tensor):
         recorder = _recorder_of((*args, *(kwargs or {}).values()))
         return recorder.dispatch(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: object = None) -> NoReturn:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        if self.recorder.resolving:
+            return "a tensor"
         raise GraphBreak("print-tensor", "the text of a tensor")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -52,6 +52,9 @@ Range = tuple[Dim | None, Dim | None]
 """(least, most) of an integer; None: not known."""
 
 MOST_CASES = 8
+MOST_FAILURES = 16
+"""Searches for a proof without success in one plan. Each takes long, and a kernel over images whose sizes nothing ties
+to each other has one for each access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class _Checker:
     held: dict[str, Range] = field(default_factory=dict)
     views: dict[Facts, View] = field(default_factory=dict)
     accesses: int = 0
+    failures: int = 0
 
     def run(self) -> Shown:
         for step in self.plan.steps:
@@ -220,11 +224,15 @@ class _Checker:
         return None
 
     def proved(self, d: Dim, facts: Facts) -> bool:
+        if self.failures >= MOST_FAILURES:
+            return False
         facts = (*facts, *self.known.about(d))
         if facts not in self.views:
             self.views[facts] = View(facts, self.plan.size_symbols)
         view = self.views[facts]
-        return prove(view.of(d), view.facts) or prove(d, facts)
+        found = prove(view.of(d), view.facts) or prove(d, facts)
+        self.failures += not found
+        return found
 
 
 class _OfKernel:

@@ -34,6 +34,7 @@ class Recorder(Protocol):
     level: Literal["aten", "torch"]
     env: ShapeEnv | None
     has_floats: bool
+    resolving: bool
     cast: bool  # a composite operator is broken down that autocast has cast as a whole
     data_shapes: bool
     data_numbers: bool

@@ -213,13 +213,13 @@ def slice_(
     call: Call, self: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1
 ) -> Value:
     dim = normalize_dim(dim, self.ndim)
-    first = slice_start(start, self.shape[dim], call.type.shape[dim])
+    first = slice_start(start, end, self.shape[dim], step, call.type.shape[dim])
     source = list(call.axes)
     source[dim] = first + source[dim] * step
     return viewed(call, self, source)
 
 
-def slice_start(start: Dim | None, size: Dim, length: Dim) -> Dim:
+def slice_start(start: Dim | None, end: Dim | None, size: Dim, step: Dim, length: Dim) -> Dim:
     """The first index of a slice of `length`: negative values count from the end, what is out of range is clamped. Only
     a slice without elements can start beyond the end: how capture typed it says whether it does (of a size s - 1
     nothing here tells that it is not -1)."""
@@ -228,9 +228,17 @@ def slice_start(start: Dim | None, size: Dim, length: Dim) -> Dim:
     low, high = bounds(start)
     if high is not None and high < 0:
         return maximum(start + size, 0)
-    if low is not None and low >= 0:
+    if (low is not None and low >= 0) or (known_eq(step, 1) and _counts_from_begin(start, end, size, length)):
         return minimum(start, size) if length == 0 else start
     raise Fallback("a slice that starts at an index of unknown sign")
+
+
+def _counts_from_begin(start: Dim, end: Dim | None, size: Dim, length: Dim) -> bool:
+    """Whether the length shows that `start` is not negative: with a negative one, it would be a whole `size` less."""
+    if known_eq(length, size - start):
+        return True
+    low = None if end is None else bounds(end)[0]
+    return end is not None and low is not None and low >= 0 and bool(known_eq(length, end - start))
 
 
 @lowers("select.int", view=True)
@@ -375,9 +383,9 @@ def slice_scatter(
     low = call.lowering
     dim = normalize_dim(dim, self.ndim)
     size = self.shape[dim]
-    if same_shape(self.shape, src.shape) and known_eq(slice_start(start, size, src.shape[dim]), 0):
+    if same_shape(self.shape, src.shape) and known_eq(slice_start(start, end, size, step, src.shape[dim]), 0):
         return call.result(low.read(src, call.axes))
-    first = slice_start(start, size, src.shape[dim])
+    first = slice_start(start, end, size, step, src.shape[dim])
     axis = call.axes[dim]
     last = first + src.shape[dim] * step
     conditions = []

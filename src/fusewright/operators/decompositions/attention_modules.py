@@ -32,16 +32,14 @@ def with_dense_mask(recorder: Recorder, call: Callable[..., Any], args: tuple[An
     return call(F.scaled_dot_product_attention, args, {**kwargs, "attn_mask": mask})
 
 
-def _multi_head(
-    x: Any, heads: int, qkv: tuple[Any, Any], out: tuple[Any, Any], mask: tuple[Any, Any], average: bool | None
-) -> Any:
-    """(attention of `x` to itself, the weights). qkv, out: (weight, bias). mask: (tensor, type); type 0 is (query,
-    key), 1 (batch, key), 2 (batch, head, query, key); where the tensor is not zero, a key is left out; a query without
-    keys gives NaN (`scaled_dot_product_attention` gives zeros). average: of the weights over heads; None: no
-    weights."""
+def _multi_head(qkv: Any, heads: int, out: tuple[Any, Any], mask: tuple[Any, Any], average: bool | None) -> Any:
+    """(attention, the weights). qkv: queries, keys and values beside each other; out: (weight, bias). mask: (tensor,
+    type); type 0 is (query, key), 1 (batch, key), 2 (batch, head, query, key); where the tensor is not zero, a key is
+    left out; a query without keys gives NaN (`scaled_dot_product_attention` gives zeros). average: of the weights over
+    heads; None: no weights."""
     tensor, kind = mask
     size = out[0].shape[0] // heads
-    q, k, v = F.linear(x, *qkv).unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = qkv.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4).unbind()
     kept = shares = None
     if tensor is not None:
         kept = tensor == 0
@@ -65,11 +63,14 @@ def native_multi_head_attention(
     proj_bias: Any,
     mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True, mask_type: Any = None,
 ) -> Any:  # fmt: skip
-    """torch._native_multi_head_attention of one tensor (nn.MultiheadAttention calls it with query, key and value the
-    same)."""
+    """torch._native_multi_head_attention (nn.MultiheadAttention calls it with query, key and value the same)."""
     average = average_attn_weights if need_weights else None
-    qkv, out = (qkv_weight, qkv_bias), (proj_weight, proj_bias)
-    return _multi_head(query, num_head, qkv, out, (mask, mask_type), average)
+    if query is key is value:
+        qkv = F.linear(query, qkv_weight, qkv_bias)
+    else:
+        parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
+        qkv = torch.cat([F.linear(*part) for part in parts], -1)
+    return _multi_head(qkv, num_head, (proj_weight, proj_bias), (mask, mask_type), average)
 
 
 def transformer_encoder_layer(
@@ -81,8 +82,8 @@ def transformer_encoder_layer(
 ) -> Any:  # fmt: skip
     """torch._transformer_encoder_layer_fwd of a dense tensor."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
-    qkv, out = (qkv_weight, qkv_bias), (proj_weight, proj_bias)
-    x = src + _multi_head(x, num_heads, qkv, out, (mask, mask_type), None)[0]
+    qkv, out = F.linear(x, qkv_weight, qkv_bias), (proj_weight, proj_bias)
+    x = src + _multi_head(qkv, num_heads, out, (mask, mask_type), None)[0]
     if not norm_first:
         x = F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
     y = F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps) if norm_first else x

@@ -298,6 +298,11 @@ def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
     return said if args[-1] else (*said[:3], None)
 
 
+def _multi_margin_loss(said: TensorType, input: TensorType, target: TensorType, *rest: Any) -> TensorType:
+    """Without a reduction there is one for each class that is aimed at."""
+    return replace(said, shape=target.shape, stride=(1,) * target.ndim) if said.ndim else said
+
+
 def _multilabel_margin_loss(said: tuple[TensorType, TensorType], input: TensorType, *rest: Any) -> Any:
     """One sample without a batch has a loss without dimensions, whatever the reduction."""
     return (replace(said[0], shape=(), stride=()) if input.ndim <= 1 else said[0]), said[1]
@@ -362,6 +367,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.convolution.default: _convolution,
     aten.glu.default: _glu,
     aten.native_dropout_backward.default: _dropout_backward,
+    aten.multi_margin_loss.default: _multi_margin_loss,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
     **dict.fromkeys(

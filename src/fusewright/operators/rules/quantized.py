@@ -1,5 +1,5 @@
 """Shape rules of linear layers with quantised weights (`torch.ao.quantization.quantize_dynamic`), whose weights are
-opaque.
+opaque, and of fake quantisation.
 
 Takes the input's TensorType and the packed weights; gives the result's type. Always holds: what the operator would
 refuse is left undecided.
@@ -13,7 +13,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusewright.operators.rules.common import Rule, fresh, same
+from fusewright.base.records import replace
+from fusewright.operators.rules.common import Rule, fresh, preserved_strides, same
 from fusewright.sizes.tensor_type import TensorType
 
 
@@ -37,6 +38,22 @@ def _linear_dynamic(x: TensorType, packed: Any, reduce_range: bool = False) -> o
     return fresh((*x.shape[:-1], columns), x)
 
 
+def _fake_quantised(x: TensorType, *rest: Any) -> object:
+    """The values, and which of them the range holds."""
+    if x.dtype not in (torch.float32, torch.float16) or x.device.type != "cpu":
+        return NotImplemented
+    values = replace(fresh(x.shape, x), stride=preserved_strides(x))
+    return values, replace(values, dtype=torch.bool)
+
+
+_FAKE = (
+    torch.ops.aten.fake_quantize_per_tensor_affine_cachemask.default,
+    torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+    torch.ops.aten.fake_quantize_per_channel_affine_cachemask.default,
+)
 _NAMES = ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16")
 _PACKETS = [getattr(torch.ops.quantized, name, None) for name in _NAMES]
-RULES: dict[OpOverload, Rule] = {packet.default: _linear_dynamic for packet in _PACKETS if packet is not None}
+RULES: dict[OpOverload, Rule] = {
+    **{packet.default: _linear_dynamic for packet in _PACKETS if packet is not None},
+    **dict.fromkeys(_FAKE, _fake_quantised),
+}
