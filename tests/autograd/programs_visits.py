@@ -415,3 +415,72 @@ def _written_by_data(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 for _name, _part in DATA.items():
     family(f"data_of_{_name}", _written_by_data(_part), leaves((4,)), everything)
+
+
+class InPlace(torch.autograd.Function):
+    """Its backward computes in the memory of what its forward has saved; `saves` says what that is."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, saves: str) -> Any:
+        made = a.exp()
+        total = made.sum(-1)
+        saved = {"input": a, "view": made[1:], "result": total}.get(saves, made)
+        ctx.save_for_backward(saved)
+        return (total, made) if saves == "second result" else total
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, *others: torch.Tensor) -> Any:
+        (saved,) = ctx.saved_tensors
+        gradient = saved.reshape(-1)
+        gradient += 1
+        gradient[:2] = gradient[1:3] * g.sum()
+        return gradient.sum() * g[:, None].expand(4, 3), None
+
+
+def _in_place(saves: str) -> Callable[[Compiled], list[Any]]:
+    def fn(a: torch.Tensor) -> Any:
+        b = a if saves == "argument" else a * 0.5
+        made = InPlace.apply(b, "input" if saves == "argument" else saves)
+        return made if type(made) is tuple else InPlace.apply(made[:, None] * a, saves)
+
+    def run(compiled: Compiled) -> list[Any]:
+        a, f, results = random(4, 3), compiled(fn), []
+        for _ in range(2):
+            y = f(a)
+            (y[0] * y[1][:, 0] if type(y) is tuple else y).sum().backward()
+            results += [*(y if type(y) is tuple else [y]), a.grad.clone(), a.detach().clone()]
+        return results
+
+    run.__name__ = f"custom_in_place_of_{saves.replace(' ', '_')}"
+    return run
+
+
+for _saves in ("temporary", "view", "input", "argument", "result", "second result"):
+    program(_in_place(_saves))
+
+
+@program
+def custom_in_place_of_what_autograd_has_saved(compiled: Compiled) -> list[Any]:
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            ctx.a = a.data
+            return a.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+            return ctx.a.mul_(g * 3)
+
+    a = random(4, 3)
+    y = compiled(lambda a: Writes.apply(a.exp()))(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def custom_in_place_beside_another_group(compiled: Compiled) -> list[Any]:
+    a, b = random(4, 3), random(4, 3, seed=1)
+    y, z = compiled(lambda a, b: (InPlace.apply(a, "temporary"), b.sin()))(a, b)
+    y.sum().backward()
+    z.sum().backward()
+    return [y, z, a.grad, b.grad]

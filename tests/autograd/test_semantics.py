@@ -26,6 +26,11 @@ BREAKS: dict[str, set[str]] = {
     "custom_raises": {"exception-escapes"},
     "custom_backward_raises": {"autograd-function"},
     "custom_gives_what_it_takes": {"autograd-function"},
+    # eager leaves what the backward has written in these
+    "custom_in_place_of_argument": {"autograd-function"},
+    "custom_in_place_of_result": {"autograd-function"},
+    "custom_in_place_of_second_result": {"autograd-function"},
+    "custom_in_place_beside_another_group": {"autograd-function"},
     "grad_break_middle": {"explicit-graph-break"},
     "backward_hooked_param": {"autograd-call"},
     "backward_hook_added_later": {"autograd-call"},
@@ -80,10 +85,9 @@ def check(name: str, backend: str, expected_breaks: set[str] | None) -> None:
         warnings.simplefilter("ignore", UserWarning)
         expected = program(lambda function: function)
         events: list[Event] = []
+        options = {"fallback_random": True} if backend == "native" else None  # the others' operators are eager's
         with STREAM.listening(events.append):
-            got = program(
-                lambda function: fusewright.compile(function, backend=backend, options={"fallback_random": True})
-            )
+            got = program(lambda function: fusewright.compile(function, backend=backend, options=options))
     assert len(got) == len(expected)
     for index, (mine, theirs) in enumerate(zip(got, expected)):
         assert not difference(mine, theirs), f"result {index}: {difference(mine, theirs)}"

@@ -62,6 +62,10 @@ class _Results:
                 self.positions[id(value)] = known
         return known
 
+    def roots(self) -> set[torch.fx.Node]:
+        """The nodes whose memory the outputs lie in."""
+        return {view_chain(value.node)[0] for value in self.values if isinstance(value, TracedTensor)}
+
 
 def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tuple[object, ...], str]:
     inputs = {id(node.meta["example_value"]): position for position, (node, _) in enumerate(recorder.inputs)}
@@ -114,7 +118,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
                 if value is not None and not recorder.owns(value):
                     raise CannotDifferentiate(f"the gradient of a plain tensor is a {type(value).__qualname__}")
             gradients += [(*reached, value) for reached, value in zip(group.inputs, found, strict=True)]
-            if _note_effects(recorder.graph, begins, index) and len(group.places) > 1:
+            returned = results.roots() if len(groups) == 1 else None
+            if _note_effects(recorder.graph, begins, index, returned) and len(group.places) > 1:
                 raise CannotDifferentiate("the backward has effects, and some of its outputs may have no part in it")
     if len(recorder.inputs) != known + len(tangents):
         raise CannotDifferentiate("the backward reads a tensor that the forward has not seen")
@@ -152,10 +157,13 @@ def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]
     return found
 
 
-def _note_effects(graph: torch.fx.Graph, before: torch.fx.Node | None, group: int) -> bool:
+def _note_effects(
+    graph: torch.fx.Graph, before: torch.fx.Node | None, group: int, returned: set[torch.fx.Node] | None
+) -> bool:
     """Marks what the backward of `group` (recorded after the node `before`) does besides computing: it is done when the
-    backward runs. Gives whether there is anything but writes to its own tensors; raises CannotDifferentiate for writes
-    to others."""
+    backward runs. Gives whether there is anything but writes to tensors that nobody else sees; raises
+    CannotDifferentiate for writes to others. `returned`: what the outputs' memory begins at, None if other groups may
+    read what the forward has made."""
     found = False
     recorded: dict[torch.fx.Node, None] = {}
     for node in reversed(graph.nodes):
@@ -167,7 +175,9 @@ def _note_effects(graph: torch.fx.Graph, before: torch.fx.Node | None, group: in
             continue
         known = facts(node.target)
         for one in leaves_of(written_arguments(node)):
-            if isinstance(one, torch.fx.Node) and view_chain(one)[0] not in recorded:
+            root = view_chain(one)[0] if isinstance(one, torch.fx.Node) else None
+            unseen = returned is not None and root is not None and root.op == "call_function" and root not in returned
+            if root is not None and root not in recorded and not unseen:
                 raise CannotDifferentiate(f"{node.target} writes in the backward to a tensor that was made before it")
         if known.written or known.effect or known.random:
             node.meta["backward"] = group

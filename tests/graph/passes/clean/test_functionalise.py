@@ -188,7 +188,24 @@ def one_element(r, x, y):
     return [r.call(torch.Tensor.view, (c, (1, 1))), c, r.call(torch.add, (y, c))]
 
 
+def copies_that_cut(r, x, y):
+    """A copy casts to any dtype but a real one of complex numbers, at which eager warns."""
+    made = []
+    for to in (torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.complex64):
+        z = r.call(torch.zeros, (4, 4), {"dtype": to})
+        row, one = r.call(torch.abs, (r.call(torch.select, (x, 0, 1)),)), r.call(torch.abs, (r.call(torch.sum, (y,)),))
+        r.call(torch.Tensor.copy_, (r.call(torch.Tensor.__getitem__, (z, 0)), row))
+        r.call(torch.Tensor.__setitem__, (z, (slice(1, 3), 2), one))
+        r.call(torch.Tensor.masked_fill_, (z, r.call(torch.gt, (y, 0)), 1.5))
+        r.call(torch.Tensor.fill_, (r.call(torch.Tensor.__getitem__, (z, 3)), one))
+        made.append(z)
+    r.call(torch.Tensor.copy_, (made[2], made[0]))
+    r.call(torch.Tensor.copy_, (made[1], made[2]))
+    return made
+
+
 TWO = [
+    copies_that_cut,
     one_element,
     mutated_view,
     input_mutation,

@@ -490,6 +490,8 @@ def _copied(self: _Functionaliser, source: torch.fx.Node, like: TensorType) -> t
         source = self.build.call(aten.expand.default, source, list(like.shape))
     if type_.dtype == like.dtype and type_.device == like.device:
         source = self.build.call(aten.clone.default, source)
+    elif not type_.dtype.is_complex and not torch.can_cast(type_.dtype, like.dtype):
+        source = self.build.call(aten._to_copy.default, source, dtype=like.dtype)  # a copy cuts fractions off
     return self._conform(source, like)
 
 
