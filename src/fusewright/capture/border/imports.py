@@ -63,8 +63,14 @@ def _refusal(origin: types.ModuleType, name: str) -> ImportError:
     empty = types.ModuleType(origin.__name__)
     vars(empty).update({key: vars(origin)[key] for key in ("__spec__", "__file__") if key in vars(origin)})
     try:
-        exec(f"from module import {name}", {"__builtins__": {"__import__": lambda *_: empty}})
+        code = _import_wanted.__code__
+        code = code.replace(co_names=tuple(name if one == "wanted" else one for one in code.co_names))
+        types.FunctionType(code, {"__builtins__": {"__import__": lambda *_: empty}})()
     except ImportError as error:
         kind, args, fields = cast(Any, error.__reduce__())
         return kind(*args, **fields)
     raise AssertionError("the empty module has the name")
+
+
+def _import_wanted() -> None:
+    from module import wanted  # type: ignore[import-not-found] # noqa: F401
