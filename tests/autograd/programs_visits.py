@@ -437,7 +437,7 @@ class InPlace(torch.autograd.Function):
         return gradient.sum() * g[:, None].expand(4, 3), None
 
 
-def _in_place(saves: str) -> Callable[[Compiled], list[Any]]:
+def _written_in_place(saves: str) -> Callable[[Compiled], list[Any]]:
     def fn(a: torch.Tensor) -> Any:
         b = a if saves == "argument" else a * 0.5
         made = InPlace.apply(b, "input" if saves == "argument" else saves)
@@ -456,7 +456,7 @@ def _in_place(saves: str) -> Callable[[Compiled], list[Any]]:
 
 
 for _saves in ("temporary", "view", "input", "argument", "result", "second result"):
-    program(_in_place(_saves))
+    program(_written_in_place(_saves))
 
 
 @program

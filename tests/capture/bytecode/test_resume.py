@@ -42,7 +42,7 @@ def test_a_break_at_every_instruction_that_can_break(function):
     for step, result in results(function, cut):
         assert repr(result) == expected, f"break at step {step}"
         cuts += 1
-    assert cuts > 0
+    assert cuts > 0 or function.__name__ in UNCUTTABLE
 
 
 @ids
