@@ -26,6 +26,7 @@ from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import argument, facts, written_by
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.tensor_type import symbols_in
 
 Node = torch.fx.Node
 
@@ -132,7 +133,12 @@ class CallValues:
 
     def is_fixed(self, node: Node) -> bool:
         """Whether the value follows from the program alone."""
-        return not any(one.op == "placeholder" or one.meta.get("random") for one in self._needed(node))
+        needed = self._needed(node)
+        return not any(one.op == "placeholder" or one.meta.get("random") for one in needed) and not self.varies(node)
+
+    def varies(self, node: Node) -> bool:
+        """Whether an operator that leads to the value takes a size that the graph leaves open."""
+        return any(symbols_in((one.args, one.kwargs)) for one in self._needed(node))
 
     def writes_to_inputs(self, node: Node) -> bool:
         """Whether an operator among those that lead to the value writes to an input."""

@@ -414,3 +414,29 @@ def test_results_of_counts_lie_as_eagers(name: str) -> None:
             ours, wanted = compiled(given), OF_COUNTS[name](given)
             for a, b in zip(ours, wanted, strict=True) if isinstance(wanted, tuple) else ((ours, wanted),):
                 assert torch.equal(a, b) and same_strides(a, b)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, r: int(r * x.shape[0]),
+        lambda x, r: float(r.expand(x.shape[0]).sum()),
+        lambda x, r: float(r.new_ones(x.shape[0]).sum() * r),
+        lambda x, r: int(torch.tensor(2.0) * x.shape[0]),
+        lambda x, r: (torch.full((), x.shape[0]) * 2).item(),
+        lambda x, r: int(r.long() * x.shape[0]),
+        lambda x, r: torch.nonzero(torch.arange(x.shape[0]) > r).shape[0],
+        lambda x, r: 1 if r * x.shape[0] > 20 else 2,
+    ],
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_a_size_that_varies_has_a_part_in(read: Callable[..., Any], dynamic: bool | None) -> None:
+    def program(x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        found = read(x, r)
+        return x * found, found
+
+    compiled = fusewright.compile(program, dynamic=dynamic, options={"speculate": True})
+    for rows in (12, 10, 12, 5, 23, 10):
+        x, r = torch.ones(rows, 3), torch.full((1,), 2.0)
+        (got, number), (expected, eagers) = compiled(x, r), program(x, r)
+        assert number == eagers and torch.equal(got, expected)

@@ -121,15 +121,15 @@ class Speculation:
 
     def _same_inputs(self, tensor: TracedTensor) -> list[object] | None:
         """That what floats are computed from is the same: computed by other code, their last bits may differ. None
-        where that is much, or nothing that stays."""
-        if not self._is_setting(tensor) or self.values.writes_to_inputs(tensor.node):
+        where that is much, or nothing that stays: a size that varies, for one."""
+        if not self._is_setting(tensor) or self.values.writes_to_inputs(tensor.node) or self.values.varies(tensor.node):
             return None
         inputs = dict(self.tracer.recorder.inputs)
         conditions = []
         for node in self.values.inputs_of(tensor.node):
             real, traced = inputs[node], node.meta.get("example_value")
             if not isinstance(real, torch.Tensor) or not isinstance(traced, TracedTensor):
-                continue  # a size, of which guards speak
+                continue
             static = all(isinstance(size, int) for size in traced.tensor_type.shape)
             if not static or real.numel() > MOST_COMPARED or self.values.ask(real.isnan().any):
                 return None
