@@ -133,12 +133,13 @@ class CallValues:
 
     def is_fixed(self, node: Node) -> bool:
         """Whether the value follows from the program alone."""
-        needed = self._needed(node)
-        return not any(one.op == "placeholder" or one.meta.get("random") for one in needed) and not self.varies(node)
+        return not any(
+            one.op == "placeholder" or one.meta.get("random") or _takes_open_size(one) for one in self._needed(node)
+        )
 
     def varies(self, node: Node) -> bool:
         """Whether an operator that leads to the value takes a size that the graph leaves open."""
-        return any(symbols_in((one.args, one.kwargs)) for one in self._needed(node))
+        return any(map(_takes_open_size, self._needed(node)))
 
     def writes_to_inputs(self, node: Node) -> bool:
         """Whether an operator among those that lead to the value writes to an input."""
@@ -221,3 +222,7 @@ def _is_runnable(node: Node) -> bool:
         return False
     known = facts(node.target)
     return not (known.effect or node.target._schema.name in OPDEFS)
+
+
+def _takes_open_size(node: Node) -> bool:
+    return bool(symbols_in((node.args, node.kwargs)))

@@ -305,13 +305,13 @@ def too_many_values(expected: int, cls: type, count: Callable[[], int]) -> str:
     return f"too many values to unpack (expected {expected}, got {count()})"
 
 
-# What CPython warns of, from 3.12 on, where `throw` is given more than an exception
 THROW_OF_PARTS = "the (type, exc, tb) signature of throw() is deprecated, use the single-arg signature instead."
-# and 3.13 where a `functools.partial` is read from a class through an instance.
+"""CPython's warning, from 3.12 on, where `throw` is given more than an exception."""
 PARTIAL_WILL_BIND = (
     "functools.partial will be a method descriptor in future Python versions; wrap it in staticmethod() if you want to "
     "preserve the old behavior"
 )
+"""CPython 3.13's warning where a `functools.partial` is read from a class through an instance."""
 
 
 def localsplus(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[int], int]:

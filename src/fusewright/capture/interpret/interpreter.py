@@ -95,7 +95,8 @@ class Frame:
         "pc",
         "stack",
         "tracer",
-        "value", "variables",
+        "value",
+        "variables",
         "world",
     )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Operators that say something of a library call that was emitted before them.
 
-Takes the call's result and gives it back. Always holds: the call that is told is the one that made the result, or
-nothing happens.
+Takes the call's result and gives it back. Always holds: no call changes but the one that made the result.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ aten = torch.ops.aten
 
 @lowers(SKINNY_GEMM._schema.name, view=True)
 def skinny_gemm(call: Call, product: Value, x: Value, weight: Value, bias: Value | None, most: int) -> Value:
-    """The product (graph/skinny_gemm.py) has a second way for few rows."""
+    """A skinny product (graph/skinny_gemm.py): its call has a second way."""
     operations, ref = call.lowering.program.operations, window(product)
     made = operations[-1] if operations else None
     if ref is None or not isinstance(made, Extern) or made.outputs != (ref.buffer,) or made.mutates:
