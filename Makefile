@@ -35,9 +35,9 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard csrc/*)
 demo: setup
 	$(BIN)/python benchmarks/demo.py
 
-# A process that ended is replaced, and begins with the test that ended it: so not for ever.
+# A process that ends stops the run, which names the test. Where it is replaced instead, the run has waited for ever at its end.
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 bench: setup
 	$(BIN)/python benchmarks/compare.py

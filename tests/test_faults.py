@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import importlib
 import inspect
@@ -32,6 +33,7 @@ from fusewright.base.errors import (
     RuntimeFallback,
 )
 from fusewright.base.events import STREAM, Captured, Event, InternalError, Skipped
+from fusewright.codegen.llvm import module as llvm_module
 from fusewright.tools import debug_folder
 
 FAILURES: tuple[Callable[[], BaseException], ...] = (
@@ -273,6 +275,29 @@ def test_memory_of_pythons_own_that_is_short(calls: int) -> None:
             finally:
                 testcapi.remove_mem_hooks()
         torch.testing.assert_close((found, compiled(x)), (function(x), function(x)), msg=f"request {number}")
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="CPython 3.12 itself crashes where a generator finds none")
+def test_memory_of_pythons_own_that_is_short_while_llvm_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a module that was not finished is freed without a crash, whichever request failed."""
+    testcapi = pytest.importorskip("_testcapi")
+    texts, compile_text = [], llvm_module._compile
+    monkeypatch.setattr(llvm_module, "_compile", lambda *text: texts.append(text) or compile_text(*text))
+    fusewright.compile(lambda x: (x * 2).relu().sum(1))(torch.ones(4, 3))
+    ((machine, ir),) = texts
+    expected, failed = compile_text(machine, ir), 0
+    for number in range(300):
+        testcapi.set_nomemory(number, number + 1)
+        try:
+            found = compile_text(machine, ir)
+        except (MemoryError, ctypes.ArgumentError):
+            failed += 1
+        else:
+            testcapi.remove_mem_hooks()
+            assert found == expected
+        finally:
+            testcapi.remove_mem_hooks()
+    assert failed > 50
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no children here")

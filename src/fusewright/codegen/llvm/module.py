@@ -196,11 +196,17 @@ def _comments(kernel: Kernel) -> list[str]:
 
 def _compile(machine: _Machine, ir: str) -> bytes:
     llvm = machine.binding
-    # Closed in this order. The collector, which an interrupted compile may leave both to, would choose its own, and a
-    # module whose context is gone cannot be freed.
-    with llvm.create_context() as context, llvm.parse_assembly(ir, context) as module:
-        machine.passes.run(module, machine.pass_builder)
-        data: bytes = machine.target_machine.emit_object(module)
+    context = llvm.create_context()
+    try:
+        with llvm.parse_assembly(ir, context) as module:
+            machine.passes.run(module, machine.pass_builder)
+            data: bytes = machine.target_machine.emit_object(module)
+    except BaseException:
+        # An interrupt, or memory that is short, may leave a module behind, half made or not closed. It is freed later,
+        # which a module whose context is gone cannot be: the context stays.
+        context.detach()
+        raise
+    context.close()
     return data
 
 
