@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +35,17 @@ from fusewright.schedule.printer import kernel_text
 from fusewright.sizes.expressions import substitute
 
 PRINTABLE_NODES = 2000
+FUNCTIONS = (
+    "LLVMPY_ContextCreate",
+    "LLVMPY_ParseAssembly",
+    "LLVMPY_RunNewModulePassManager",
+    "LLVMPY_TargetMachineEmitToMemory",
+    "LLVMPY_GetBufferStart",
+    "LLVMPY_GetBufferSize",
+    "LLVMPY_DisposeMemoryBuffer",
+    "LLVMPY_DisposeModule",
+    "LLVMPY_ContextDispose",
+)
 _library_names = itertools.count()
 _resident: list[Any] = []  # what keeps code in memory that `load_object` loaded: such code is never unloaded
 
@@ -52,9 +63,11 @@ class CompiledModule:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """LLVM's handles for one target."""
+    """LLVM's handles for one target. functions: LLVM's, by the names of FUNCTIONS; lock: llvmlite's around them."""
 
     binding: Any
+    functions: Any
+    lock: Any
     target_machine: Any
     passes: Any
     pass_builder: Any
@@ -91,7 +104,8 @@ def _machine(without: frozenset[str] = frozenset(), name: str = "native") -> _Ma
     passes = llvm.create_new_module_pass_manager()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
-    return _Machine(llvm, machine, passes, builder, target)
+    functions = SimpleNamespace(**{name: getattr(llvm.ffi.lib, name)._cfn for name in FUNCTIONS})
+    return _Machine(llvm, functions, llvm.ffi.lib._lock._lock, machine, passes, builder, target)
 
 
 @cache
@@ -195,18 +209,23 @@ def _comments(kernel: Kernel) -> list[str]:
 
 
 def _compile(machine: _Machine, ir: str) -> bytes:
-    llvm = machine.binding
-    context = llvm.create_context()
-    try:
-        with llvm.parse_assembly(ir, context) as module:
-            machine.passes.run(module, machine.pass_builder)
-            data: bytes = machine.target_machine.emit_object(module)
-    except BaseException:
-        # An interrupt, or memory that is short, may leave a module behind, half made or not closed. It is freed later,
-        # which a module whose context is gone cannot be: the context stays.
-        context.detach()
-        raise
-    context.close()
+    """The object file. Calls LLVM's functions themselves: an exception that comes between two lines of llvmlite's objects
+    (an interrupt, memory that is short) makes them free memory twice, or leaves their lock taken, for which other
+    threads then wait for ever. Here it leaves memory that is not freed."""
+    call, error = machine.functions, ctypes.c_char_p()
+    with machine.lock:
+        context = call.LLVMPY_ContextCreate()
+        module = call.LLVMPY_ParseAssembly(context, ir.encode(), ctypes.byref(error))
+        if error.value is not None:
+            raise RuntimeError(f"LLVM does not take its text: {error.value.decode()}")
+        call.LLVMPY_RunNewModulePassManager(machine.passes, module, machine.pass_builder)
+        buffer = call.LLVMPY_TargetMachineEmitToMemory(machine.target_machine, module, True, ctypes.byref(error))
+        if not buffer:
+            raise RuntimeError(f"LLVM makes no object file: {(error.value or b'').decode()}")
+        data = ctypes.string_at(call.LLVMPY_GetBufferStart(buffer), call.LLVMPY_GetBufferSize(buffer))
+        call.LLVMPY_DisposeMemoryBuffer(buffer)
+        call.LLVMPY_DisposeModule(module)
+        call.LLVMPY_ContextDispose(context)
     return data
 
 
