@@ -194,40 +194,45 @@ int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *fu
 bool is_general(const Entry *entry) { return entry->tag != nullptr && entry->tag != Py_None; }
 
 // Moves the entry to the front; a general one only to the front of such: what was made for one size is quicker for it.
-void move_forward(std::vector<Entry *> &entries, size_t i) {
-    auto first = entries.begin(), at = entries.begin() + i;
+void move_forward(std::vector<Entry *> &entries, const Entry *entry) {
+    auto first = entries.begin(), at = std::find(first, entries.end(), entry);
+    if (at == first || at == entries.end()) return;  // the guards' own Python code, or another thread, may have removed it
     if (is_general(*at)) first = std::find_if(first, at, is_general);
     std::rotate(first, at, at + 1);
 }
 
-// Tries entry by entry; -1 when none passes.
-int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
-    for (size_t i = 0; i < self->entries->size(); i++) {
-        Entry *entry = (*self->entries)[i];
-        if (entry->program == nullptr || entry->retired)
-            continue;  // never initialised, or cleared by the garbage collector
-        PyObject *small[kStackArguments];
-        std::vector<PyObject *> large;
-        PyObject **inputs = small;
-        Py_ssize_t n_inputs = fw::guard_program_inputs(entry->program);
-        if (n_inputs > kStackArguments) {
-            large.resize(n_inputs);
-            inputs = large.data();
-        }
-        Held alive(Py_NewRef(reinterpret_cast<PyObject *>(entry)));
-        bool passes = fw::guard_program_check(entry->program, locals, n, function, inputs);
-        if (fw::interrupted()) {
-            for (Py_ssize_t k = 0; passes && k < n_inputs; k++) Py_DECREF(inputs[k]);
-            *result = nullptr;
-            return 1;
-        }
-        if (passes) {
-            // Unless the guards' own Python code has changed the list.
-            if (i > 0 && i < self->entries->size() && (*self->entries)[i] == entry) move_forward(*self->entries, i);
-            return entry_run(entry, inputs, n_inputs, function, locals, n, result);
-        }
+// Runs the entry if its guards pass; -1 when they do not.
+int try_entry(FrameCache *self, Entry *entry, PyObject *function, PyObject *const *locals, Py_ssize_t n,
+              PyObject **result) {
+    if (entry->program == nullptr || entry->retired)
+        return -1;  // never initialised, or cleared by the garbage collector
+    PyObject *small[kStackArguments];
+    std::vector<PyObject *> large;
+    PyObject **inputs = small;
+    Py_ssize_t n_inputs = fw::guard_program_inputs(entry->program);
+    if (n_inputs > kStackArguments) {
+        large.resize(n_inputs);
+        inputs = large.data();
     }
-    return -1;
+    Held alive(Py_NewRef(reinterpret_cast<PyObject *>(entry)));
+    bool passes = fw::guard_program_check(entry->program, locals, n, function, inputs);
+    if (fw::interrupted()) {
+        for (Py_ssize_t k = 0; passes && k < n_inputs; k++) Py_DECREF(inputs[k]);
+        *result = nullptr;
+        return 1;
+    }
+    if (!passes) return -1;
+    move_forward(*self->entries, entry);
+    return entry_run(entry, inputs, n_inputs, function, locals, n, result);
+}
+
+// Tries entry by entry; -1 when none passes. Where guards run Python code, another thread may reorder the entries
+// meanwhile and one be left out: `miss` looks again, alone.
+int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
+    int done = -1;
+    for (size_t i = 0; done < 0 && i < self->entries->size(); i++)
+        done = try_entry(self, (*self->entries)[i], function, locals, n, result);
+    return done;
 }
 
 void append_entry(FrameCache *self, Entry *entry) {
@@ -259,13 +264,11 @@ int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_
         Py_DECREF(found);
         return 1;
     }
-    {
-        Held alive(found);
-        append_entry(self, reinterpret_cast<Entry *>(found));
-    }
+    Held alive(found);
+    append_entry(self, reinterpret_cast<Entry *>(found));
     // The new entry goes through its guards as any other: they find the inputs. When they fail, the capture itself has
     // changed what they look at.
-    done = try_entries(self, function, locals, n, result);
+    done = try_entry(self, reinterpret_cast<Entry *>(found), function, locals, n, result);
     if (done < 0) return tell_fallback(function, nullptr, Py_None) ? 0 : 1;
     return done;
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -53,10 +55,23 @@ def check(seed: int, threads: int = 1) -> int:
     return calls
 
 
-@pytest.mark.parametrize("threads", [1, THREADS])
+@pytest.fixture(params=[1e-5, 1e-4])
+def switching(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Python's threads take turns that often (seconds; usually 0.005): between any two steps of a call."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(request.param)
+    yield
+    sys.setswitchinterval(before)
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_streams(seed: int, threads: int) -> None:
-    check(seed, threads)
+def test_streams(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_of_threads(seed: int, switching: None) -> None:
+    check(seed, THREADS)
 
 
 @pytest.mark.sweep
