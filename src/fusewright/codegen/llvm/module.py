@@ -209,9 +209,9 @@ def _comments(kernel: Kernel) -> list[str]:
 
 
 def _compile(machine: _Machine, ir: str) -> bytes:
-    """The object file. Calls LLVM's functions themselves: an exception that comes between two lines of llvmlite's objects
-    (an interrupt, memory that is short) makes them free memory twice, or leaves their lock taken, for which other
-    threads then wait for ever. Here it leaves memory that is not freed."""
+    """The object file. Calls LLVM's functions themselves: an exception that comes between two lines of llvmlite's
+    objects (an interrupt, memory that is short) makes them free memory twice, or leaves their lock taken, for which
+    other threads then wait for ever. Here it leaves memory that is not freed."""
     call, error = machine.functions, ctypes.c_char_p()
     with machine.lock:
         context = call.LLVMPY_ContextCreate()
