@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -61,6 +62,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     fusewright.reset()
     yield
     fusewright.set_stance("default")
+
+
+@pytest.fixture
+def restless_threads() -> Iterator[None]:
+    """Python's threads take turns every 10 microseconds instead of 5,000: between any two steps of a call."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 LONG = frozenset(

@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.base.events import STREAM, Captured
+from fusewright.base.events import STREAM, Captured, InternalError
 from fusewright.capture.border.native import Interceptor
 
 
@@ -61,6 +62,7 @@ def together(count: int, work) -> list[object]:
         return [future.result(timeout=120) for future in [pool.submit(one, index) for index in range(count)]]
 
 
+@pytest.mark.usefixtures("restless_threads")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 def test_one_function_from_several_threads(backend: str) -> None:
     compiled = fusewright.compile(scale, backend=backend)
@@ -76,6 +78,7 @@ def test_one_function_from_several_threads(backend: str) -> None:
     assert len(captures) <= 3  # one for the first size, one for the second, one when the size becomes symbolic
 
 
+@pytest.mark.usefixtures("restless_threads")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 def test_different_functions_with_breaks_and_recompiles(backend: str) -> None:
     def work(index: int) -> None:
@@ -86,6 +89,64 @@ def test_different_functions_with_breaks_and_recompiles(backend: str) -> None:
             torch.testing.assert_close(compiled(x), plain(x))
 
     together(4, work)
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() if x.sum() > 0 else x.cos() * 2
+
+
+def raising(x: torch.Tensor) -> torch.Tensor:
+    try:
+        if x.shape[0] > 3:
+            raise ValueError(x.shape[0])
+        return x.exp()
+    except ValueError as error:
+        return x * error.args[0]
+
+
+def generating(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Size]]:
+    def times() -> Iterator[torch.Tensor]:
+        for i in range(3):
+            yield x * i
+
+    return torch.stack(list(times())).sum(0), [part.shape for part in times()]
+
+
+def nested(x: torch.Tensor) -> dict[str, object]:
+    return {"rows": x.shape[0], "parts": [x.relu(), (x.cumsum(0), x.argmax(1))], "again": {"x": x * 2}}
+
+
+@pytest.mark.usefixtures("restless_threads")
+@pytest.mark.parametrize("seed", range(2))
+def test_functions_of_all_kinds_over_sizes_while_all_is_forgotten(seed: int) -> None:
+    """Values and gradients of what four threads call at once are eager's, whoever compiles, recompiles or forgets meanwhile."""
+    chance = random.Random(seed)
+
+    def observe(call, x: torch.Tensor) -> tuple[list[object], object]:
+        x = x.clone().requires_grad_()
+        leaves, structure = torch.utils._pytree.tree_flatten(call(x))
+        summed = sum(leaf.sum() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+        return [*leaves, *torch.autograd.grad(summed, x)], structure
+
+    functions = (branching, breaks, raising, generating, nested, Net())
+    calls = []
+    for function in functions:
+        compiled = fusewright.compile(function)
+        for x in (torch.randn(chance.choice((0, 1, 1, 2, 3, 5, 8)), 8) for _ in range(12)):
+            calls.append((compiled, x, observe(function, x)))
+
+    def work(index: int) -> None:
+        own = random.Random(seed * 4 + index)
+        for _ in range(300):
+            compiled, x, expected = own.choice(calls)
+            found = observe(compiled, x)
+            torch.testing.assert_close(found[0], expected[0])
+            assert found[1] == expected[1]
+            if index == 0 and own.random() < 0.03:
+                fusewright.reset()
+
+    with STREAM.listening(lambda event: pytest.fail(str(event)) if isinstance(event, InternalError) else None):
+        together(4, work)
 
 
 def test_eager_code_of_other_threads_is_left_alone() -> None:

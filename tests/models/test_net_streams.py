@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -55,22 +53,13 @@ def check(seed: int, threads: int = 1) -> int:
     return calls
 
 
-@pytest.fixture(params=[1e-5, 1e-4])
-def switching(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Python's threads take turns that often (seconds; usually 0.005): between any two steps of a call."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(request.param)
-    yield
-    sys.setswitchinterval(before)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_streams(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_streams_of_threads(seed: int, switching: None) -> None:
+def test_streams_of_threads(seed: int, restless_threads: None) -> None:
     check(seed, THREADS)
 
 
