@@ -20,6 +20,7 @@ import torch
 import fusewright
 from fusewright.base.events import STREAM, Captured, InternalError
 from fusewright.capture.border.native import Interceptor
+from fusewright.codegen.llvm import module as llvm_module
 
 
 def scale(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
@@ -221,18 +222,28 @@ def test_a_forked_child_calls_and_recompiles(backend: str) -> None:
     assert torch.equal(compiled(x), expected)
 
 
-@needs_fork
-def test_a_fork_while_another_thread_compiles() -> None:
-    compiled = fusewright.compile(scale)
-    x = torch.randn(3, 5)
-    begun, go_on = threading.Event(), threading.Event()
-
+def in_a_backend(begun: threading.Event, go_on: threading.Event) -> None:
     def slow(gm, inputs):
         begun.set()
         go_on.wait(60)
         return gm.forward
 
-    thread = threading.Thread(target=fusewright.compile(lambda x: x + 1, backend=slow), args=(x,))
+    fusewright.compile(lambda x: x + 1, backend=slow)(torch.ones(3))
+
+
+def in_llvm(begun: threading.Event, go_on: threading.Event) -> None:
+    with llvm_module._machine().lock:
+        begun.set()
+        go_on.wait(60)
+
+
+@needs_fork
+@pytest.mark.parametrize("work", [in_a_backend, in_llvm])
+def test_a_fork_while_another_thread_compiles(work) -> None:
+    compiled = fusewright.compile(scale)
+    x = torch.randn(3, 5)
+    begun, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work, args=(begun, go_on))
     thread.start()
     begun.wait(60)
     context = multiprocessing.get_context("fork")
@@ -240,11 +251,11 @@ def test_a_fork_while_another_thread_compiles() -> None:
     child = context.Process(target=_in_child, args=(queue, compiled, x, 1), daemon=True)
     child.start()
     try:
-        torch.testing.assert_close(torch.tensor(queue.get(timeout=60)), scale(x))
+        torch.testing.assert_close(torch.tensor(queue.get(timeout=20)), scale(x))
     finally:
         go_on.set()
         thread.join(60)
-        child.join(60)
+        child.join(20)
     assert child.exitcode == 0
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ FUNCTIONS = (
     "LLVMPY_ContextDispose",
 )
 _library_names = itertools.count()
-_resident: list[Any] = []  # what keeps code in memory that `load_object` loaded: such code is never unloaded
+_resident: list[Any] = []  # LLVM's handles that are never freed: with them would go the code that was loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +106,27 @@ def _machine(without: frozenset[str] = frozenset(), name: str = "native") -> _Ma
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     functions = SimpleNamespace(**{name: getattr(llvm.ffi.lib, name)._cfn for name in FUNCTIONS})
-    return _Machine(llvm, functions, llvm.ffi.lib._lock._lock, machine, passes, builder, target)
+    made = _Machine(llvm, functions, llvm.ffi.lib._lock._lock, machine, passes, builder, target)
+    if hasattr(os, "register_at_fork") and not _resident:
+        os.register_at_fork(after_in_child=partial(_begin_anew, made.lock))
+    _resident.append(made)
+    return made
+
+
+def _begin_anew(lock: Any) -> None:
+    """In the child of a fork: a thread that was in LLVM is not there, and never gives back the lock. What it was using
+    is left as it is."""
+    lock._at_fork_reinit()
+    _machine.cache_clear()
+    _jit.cache_clear()
 
 
 @cache
 def _jit() -> Any:
     """LLVM's own loader."""
     machine = _machine()
-    return machine.binding.create_lljit_compiler(machine.target_machine)
+    _resident.append(machine.binding.create_lljit_compiler(machine.target_machine))
+    return _resident[-1]
 
 
 def _exported_symbols(library: Path) -> Any:
