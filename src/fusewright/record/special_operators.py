@@ -384,11 +384,15 @@ _PRODUCTS_IN_C = (
 )
 
 # What PyTorch's Python versions write as up to thirty operators, or otherwise than eager does (dropout of nothing gives
-# the tensor itself; other classes than int64 are refused), while C++ takes symbolic sizes.
+# the tensor itself; other classes than int64 are refused; a loss of one sample without a batch gets a dimension), while
+# C++ takes symbolic sizes.
 _SYMBOLIC_IN_C: frozenset[object] = frozenset({
     *_PRODUCTS_IN_C,
     torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.nn.functional.one_hot,
-    torch.nn.functional.dropout, torch.dropout, torch.dropout_,
+    torch.nn.functional.dropout, torch.dropout, torch.dropout_, torch.native_batch_norm,
+    torch.nn.functional.multi_margin_loss, torch._C._nn.multi_margin_loss, aten.multi_margin_loss.default,
+    torch.nn.functional.multilabel_margin_loss, torch._C._nn.multilabel_margin_loss,
+    aten.multilabel_margin_loss_forward.default, torch.hardshrink, torch.Tensor.hardshrink, torch._C._nn.softshrink,
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
     aten._upsample_nearest_exact3d.default,
