@@ -164,6 +164,28 @@ def test_of_a_convolution_over_a_line(convolve: Callable[..., torch.Tensor], dyn
                 torch.testing.assert_close(compiled(x, weight), convolve(x, weight), check_stride=True)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("convolve", [F.conv3d, F.conv_transpose3d])
+def test_of_volumes_of_varying_sizes(convolve: Callable[..., torch.Tensor], groups: int, dynamic: bool | None) -> None:
+    """With and without a batch; the strides of gradients too."""
+    compiled = fusewright.compile(lambda x, w: convolve(x, w, groups=groups), dynamic=dynamic, recompile_limit=99)
+    kernels = torch.rand(4, 4 // groups, 2, 2, 2)
+    for depth in (3, 4, 5):
+        x = torch.rand(2, 4, depth, 5, 6)
+        last = x.to(memory_format=torch.channels_last_3d)
+        for own, weight in ((x, kernels), (last, kernels), (x[1], kernels), (last[1], kernels),
+                            (x, kernels.to(memory_format=torch.channels_last_3d))):  # fmt: skip
+            found, layouts = [], []
+            for call in (compiled, functools.partial(convolve, groups=groups)):
+                leaves = [one.detach().requires_grad_() for one in (own, weight)]
+                result = call(*leaves)
+                found.append([result, *torch.autograd.grad(result.sin().sum(), leaves)])
+                layouts.append([one.stride() for one in found[-1]])
+            torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+            assert layouts[0] == layouts[1], (own.stride(), weight.stride())
+
+
 def rows(x: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided((4, 3), (6, 2))
     made.copy_(x)

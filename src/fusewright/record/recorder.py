@@ -193,8 +193,8 @@ class Recorder:
         return size  # type: ignore[return-value]
 
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
-        """A placeholder for the gradient that will arrive for `output`, of its type. It is row-major where elements of
-        the output (may) share memory, and for the new value of an input, which has another layout than the input."""
+        """A placeholder for the gradient that will arrive for `output`, of its type. It is row-major where the output
+        is not dense (or may not be), and for the new value of an input, which has another layout than the input."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
         if output.is_input or symbols_in(type_) or shares_elements(type_):
             type_ = replace(type_, stride=contiguous_strides(type_.shape))
