@@ -301,9 +301,10 @@ def test_filters_that_no_convolution_takes_are_refused_where_nothing_reads_the_r
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["row-major", "channels-last", "transposed", "with gaps"])
-def test_fake_quantisation(layout: str, dynamic: bool) -> None:
-    x = torch.randn(2, 3, 4, 6) * 10
+def test_fake_quantisation(layout: str, dtype: torch.dtype, dynamic: bool) -> None:
+    x = (torch.randn(2, 3, 4, 6) * 10).to(dtype)
     x = {
         "row-major": x,
         "channels-last": x.to(memory_format=torch.channels_last),
