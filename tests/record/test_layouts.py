@@ -186,6 +186,32 @@ def test_of_volumes_of_varying_sizes(convolve: Callable[..., torch.Tensor], grou
             assert layouts[0] == layouts[1], (own.stride(), weight.stride())
 
 
+OUTPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "product": lambda x: x * 3, "clone": torch.clone, "a part": lambda x: (x * 2)[:, ::2], "copied": lambda x: torch.empty_like(x).copy_(x),
+    "in memory with gaps": lambda x: torch.empty_strided((5, 4, 3, 3), (90, 18, 6, 2)).copy_(x[:5, :4, :3, :3]),
+    "resized": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "repeated": lambda x: F.interpolate(x, scale_factor=2),
+    "one channel": lambda x: F.interpolate(x[:, :1], scale_factor=2, mode="bicubic"), "turned": lambda x: x.permute(3, 0, 1, 2).sin(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_of_gradients(name: str, dynamic: bool | None) -> None:
+    """A gradient arrives as what is made like the output: dense, in the order of its strides."""
+    function = OUTPUTS[name]
+    compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+    for rows in (5, 6, 8):
+        x = torch.rand(rows, 4, 6, 6)
+        for own in (x, x.to(memory_format=torch.channels_last), x[..., ::2], x.permute(2, 1, 3, 0)[:, :, ::2]):
+            found = []
+            for call in (compiled, function):
+                leaf = torch.empty_strided(own.shape, own.stride()).copy_(own).requires_grad_()
+                torch.manual_seed(0)
+                made = call(leaf)
+                found.append(torch.autograd.grad(made, leaf, torch.rand_like(made))[0])
+            torch.testing.assert_close(found[0], found[1], check_stride=True)
+
+
 def rows(x: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided((4, 3), (6, 2))
     made.copy_(x)
