@@ -239,6 +239,23 @@ def test_memory_with_gaps(function: Any, requires_grad: bool) -> None:
     assert found.requires_grad == expected.requires_grad
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_memory_with_gaps_of_varying_sizes(grad: bool, dynamic: bool | None) -> None:
+    for function in (
+        lambda x: torch.empty_strided((x.shape[0], 3), (6, 2)).copy_(x),
+        lambda x: torch.empty_strided(x.shape, (1, 2 * x.shape[0])).copy_(x) * 2,
+        lambda x: x.new_empty_strided((2, *x.shape), (9 * x.shape[0], 9, 3)).copy_(x)[1],
+        lambda x: torch.empty_strided(x.shape, (3, 1)).copy_(x),
+    ):
+        compiled = fusewright.compile(function, dynamic=dynamic)
+        for size in (5, 6, 8, 1, 2):
+            x = torch.randn(size, 3, requires_grad=grad)
+            expected, found = function(x), compiled(x)
+            torch.testing.assert_close(found, expected, check_stride=True)
+            assert found.requires_grad == expected.requires_grad
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
