@@ -518,3 +518,43 @@ def test_inverse_transforms_refuse_what_eager_refuses(name: str) -> None:
                     compiled(x)
             else:
                 torch.testing.assert_close(compiled(x), expected)
+
+
+COPIED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "circular": lambda x: functional.pad(x, (1, 2), mode="circular"),
+    "circular and cut": lambda x: functional.pad(x, (2, -1), mode="circular"),
+    "circular, of images": lambda x: functional.pad(x[None], (1, 2, 2, 1), mode="circular"),
+    "convolution": nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"),
+    "a part": lambda x: (made := x * 2, made[..., :2].copy_(made[..., 2:4]))[0],
+    "a part of a part": lambda x: (made := x * 2, made[..., 1:][..., :1].copy_(made[..., 1:][..., 1:2]))[0],
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_what_is_copied_within_a_tensor(name: str) -> None:
+    """From windows that lie side by side, whatever the sizes."""
+    calls = [(torch.randn(2, 2, size, requires_grad=True),) for size in (5, 6, 9, 7, 4)]
+    assert compiles(COPIED[name], calls, dynamic=True, fullgraph=True) == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_is_copied_onto_itself_in_part(dynamic: bool | None) -> None:
+    """Windows that meet are eager's, whose answer or error it is."""
+
+    def move(x: torch.Tensor, n: int) -> torch.Tensor:
+        made = x * 2
+        made[:, n:].copy_(made[:, : x.shape[1] - n])
+        return made
+
+    compiled = fusewright.compile(move, dynamic=dynamic, recompile_limit=99)
+    for size, n in ((8, 2), (8, 4), (10, 5), (10, 6), (12, 6), (12, 7), (9, 3), (4, 4), (4, 3)):
+        x, outcomes = torch.randn(3, size), []
+        for call in (compiled, move):
+            try:
+                outcomes.append(call(x, n))
+            except RuntimeError as error:
+                outcomes.append(type(error))
+        if isinstance(outcomes[1], type):
+            assert outcomes[0] is outcomes[1]
+        else:
+            torch.testing.assert_close(*outcomes)

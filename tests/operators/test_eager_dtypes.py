@@ -73,6 +73,39 @@ def test_refused(name: str) -> None:
     assert run_case(Case(name, lambda transform: transform(lambda x: function(x)), (x,), {})).kind == "same error"
 
 
+LIBRARY: dict[str, Callable[[torch.Tensor], Any]] = {
+    "kthvalue": lambda x: torch.kthvalue(x.bool(), 2)[0], "cdist": lambda x: torch.cdist(x.half(), x.half()),
+    "singular values": lambda x: torch.linalg.svd(x.half())[1], "transform": lambda x: torch.fft.fft(x.half()),
+    "factors": lambda x: torch.linalg.cholesky(-x), "distances": lambda x: torch.pdist(x.half()), "mode": lambda x: x.half().mode()[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_what_a_library_refuses_behind_a_write(name: str) -> None:
+    """The error is of eager's class, and the write is done."""
+    function = LIBRARY[name]
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        y.scatter_(0, torch.zeros_like(y, dtype=torch.int64), 0)
+        return function(x)
+
+    outcomes: list[Any] = []
+    compiled = fusewright.compile(program)
+    for call in (program, compiled, compiled):
+        y = torch.ones(3)
+        try:
+            outcome: Any = call(torch.eye(3), y)
+        except RuntimeError as error:
+            outcome = type(error)
+        outcomes.append(outcome)
+        assert y.tolist() == [0, 1, 1]
+    if isinstance(outcomes[0], torch.Tensor):
+        assert all(torch.equal(one, outcomes[0]) for one in outcomes)
+    else:
+        assert len(set(outcomes)) == 1
+    assert name == "mode" or not isinstance(outcomes[0], torch.Tensor)
+
+
 def test_another_dtype() -> None:
     dropped = Case(
         "", lambda transform: transform(lambda x: torch.ops.aten.native_dropout_backward(x, x, 2.0)), (BOOL,), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 
@@ -300,9 +301,10 @@ def test_filters_that_no_convolution_takes_are_refused_where_nothing_reads_the_r
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["row-major", "channels-last", "transposed", "with gaps"])
-def test_fake_quantisation(layout: str, dynamic: bool) -> None:
-    x = torch.randn(2, 3, 4, 6) * 10
+def test_fake_quantisation(layout: str, dtype: torch.dtype, dynamic: bool) -> None:
+    x = (torch.randn(2, 3, 4, 6) * 10).to(dtype)
     x = {
         "row-major": x,
         "channels-last": x.to(memory_format=torch.channels_last),
@@ -335,10 +337,22 @@ def test_attention_operator_of_several_tensors(same: str) -> None:
             assert torch.allclose(found, expected, atol=1e-4)
 
 
-def test_a_loss_of_one_sample_has_its_target_s_dimensions() -> None:
-    fn = torch.nn.functional.multi_margin_loss
-    compiled = fusewright.compile(lambda x, t: fn(x, t, reduction="none"), fullgraph=True)
-    for shape, target in (((6,), ()), ((6,), (1,)), ((1, 6), (1,)), ((4, 6), (4,))):
-        x, t = torch.randn(shape, requires_grad=True), torch.full(target, 2)
-        found, expected = compiled(x, t), fn(x, t, reduction="none")
-        assert found.shape == expected.shape and torch.allclose(found, expected)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("name", ["multi_margin_loss", "multilabel_margin_loss", "nll_loss", "cross_entropy"])
+def test_a_loss_of_one_sample_has_its_target_s_dimensions(name: str, reduction: str, dynamic: bool) -> None:
+    """With and without a batch, in training too."""
+    fn = functools.partial(getattr(torch.nn.functional, name), reduction=reduction)
+    compiled = fusewright.compile(lambda x, t: fn(x, t), fullgraph=True, dynamic=dynamic, recompile_limit=99)
+    for shape, target in (((6,), ()), ((6,), (1,)), ((1, 6), (1,)), ((4, 6), (4,)), ((7,), ()), ((5, 7), (5,))):
+        if name == "multilabel_margin_loss":
+            target = shape
+        elif shape[1:] == () and target and name != "multi_margin_loss":
+            continue  # eager refuses it
+        (x, y), t = torch.randn(shape).expand(2, *shape).clone().requires_grad_(), torch.full(target, 2)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, t), fn(x, t))
+        found, expected = compiled(x, t), fn(y, t)
+        torch.testing.assert_close(found, expected)
+        for one, other in zip(*(torch.autograd.grad(loss.sum(), own) for loss, own in ((found, x), (expected, y)))):
+            torch.testing.assert_close(one, other)

@@ -164,6 +164,54 @@ def test_of_a_convolution_over_a_line(convolve: Callable[..., torch.Tensor], dyn
                 torch.testing.assert_close(compiled(x, weight), convolve(x, weight), check_stride=True)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("convolve", [F.conv3d, F.conv_transpose3d])
+def test_of_volumes_of_varying_sizes(convolve: Callable[..., torch.Tensor], groups: int, dynamic: bool | None) -> None:
+    """With and without a batch; the strides of gradients too."""
+    compiled = fusewright.compile(lambda x, w: convolve(x, w, groups=groups), dynamic=dynamic, recompile_limit=99)
+    kernels = torch.rand(4, 4 // groups, 2, 2, 2)
+    for depth in (3, 4, 5):
+        x = torch.rand(2, 4, depth, 5, 6)
+        last = x.to(memory_format=torch.channels_last_3d)
+        for own, weight in ((x, kernels), (last, kernels), (x[1], kernels), (last[1], kernels),
+                            (x, kernels.to(memory_format=torch.channels_last_3d))):  # fmt: skip
+            found, layouts = [], []
+            for call in (compiled, functools.partial(convolve, groups=groups)):
+                leaves = [one.detach().requires_grad_() for one in (own, weight)]
+                result = call(*leaves)
+                found.append([result, *torch.autograd.grad(result.sin().sum(), leaves)])
+                layouts.append([one.stride() for one in found[-1]])
+            torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+            assert layouts[0] == layouts[1], (own.stride(), weight.stride())
+
+
+OUTPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "product": lambda x: x * 3, "clone": torch.clone, "a part": lambda x: (x * 2)[:, ::2], "copied": lambda x: torch.empty_like(x).copy_(x),
+    "in memory with gaps": lambda x: torch.empty_strided((5, 4, 3, 3), (90, 18, 6, 2)).copy_(x[:5, :4, :3, :3]),
+    "resized": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "repeated": lambda x: F.interpolate(x, scale_factor=2),
+    "one channel": lambda x: F.interpolate(x[:, :1], scale_factor=2, mode="bicubic"), "turned": lambda x: x.permute(3, 0, 1, 2).sin(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_of_gradients(name: str, dynamic: bool | None) -> None:
+    """A gradient arrives as what is made like the output: dense, in the order of its strides."""
+    function = OUTPUTS[name]
+    compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+    for rows in (5, 6, 8):
+        x = torch.rand(rows, 4, 6, 6)
+        for own in (x, x.to(memory_format=torch.channels_last), x[..., ::2], x.permute(2, 1, 3, 0)[:, :, ::2]):
+            found = []
+            for call in (compiled, function):
+                leaf = torch.empty_strided(own.shape, own.stride()).copy_(own).requires_grad_()
+                torch.manual_seed(0)
+                made = call(leaf)
+                found.append(torch.autograd.grad(made, leaf, torch.rand_like(made))[0])
+            torch.testing.assert_close(found[0], found[1], check_stride=True)
+
+
 def rows(x: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided((4, 3), (6, 2))
     made.copy_(x)
@@ -189,6 +237,23 @@ def test_memory_with_gaps(function: Any, requires_grad: bool) -> None:
     torch.testing.assert_close(found, expected, check_stride=True)
     assert found.untyped_storage().size() == expected.untyped_storage().size()
     assert found.requires_grad == expected.requires_grad
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_memory_with_gaps_of_varying_sizes(grad: bool, dynamic: bool | None) -> None:
+    for function in (
+        lambda x: torch.empty_strided((x.shape[0], 3), (6, 2)).copy_(x),
+        lambda x: torch.empty_strided(x.shape, (1, 2 * x.shape[0])).copy_(x) * 2,
+        lambda x: x.new_empty_strided((2, *x.shape), (9 * x.shape[0], 9, 3)).copy_(x)[1],
+        lambda x: torch.empty_strided(x.shape, (3, 1)).copy_(x),
+    ):
+        compiled = fusewright.compile(function, dynamic=dynamic)
+        for size in (5, 6, 8, 1, 2):
+            x = torch.randn(size, 3, requires_grad=grad)
+            expected, found = function(x), compiled(x)
+            torch.testing.assert_close(found, expected, check_stride=True)
+            assert found.requires_grad == expected.requires_grad
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusewright.base.records import dataclass
 from fusewright.operators.schema import argument, facts, list_of_views
+from fusewright.sizes.expressions import Dim, Expr, known_le
 from fusewright.sizes.tensor_type import TensorType, symbols_in
+
+aten = torch.ops.aten
 
 _LARGEST = 1 << 24  # elements of a tensor whose views are compared element by element
 
@@ -35,17 +38,22 @@ class _Place:
     stride: tuple[int, ...]
 
 
-def shares_in_part(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> bool:
-    """Whether some of `others` touches elements of `written` without being the same view of them."""
+def shares_in_part(
+    written: torch.fx.Node, others: Iterable[torch.fx.Node], at_most: Callable[[Dim, Dim], bool | None] = known_le
+) -> bool:
+    """Whether some of `others` touches elements of `written` without being the same view of them. `at_most`: whether a
+    size is at most another one."""
     others = [other for other in others if other is not written]
     if not others:
         return False
     root = view_chain(written)[0]
     path = _path(written)
     related = [other for other in others if view_chain(other)[0] is root and _path(other) != path]
+    mine = _place(written) if related else None
+    if related and mine is None:
+        related = [other for other in related if not _side_by_side(path, _path(other), at_most)]
     if not related:
         return False
-    mine = _place(written)
     return mine is None or any(_overlap(mine, _place(other)) for other in related)
 
 
@@ -118,6 +126,20 @@ def _place(node: torch.fx.Node) -> _Place | None:
                 return None
             view = _apply(step, view)
     return _Place(chain[0], view.storage_offset(), tuple(view.shape), view.stride())
+
+
+def _side_by_side(one: list[Any], other: list[Any], at_most: Callable[[Dim, Dim], bool | None]) -> bool:
+    """Whether two paths first differ in slices along one dimension, of which one ends before the other begins."""
+    first = next((steps for steps in zip(one, other) if steps[0] != steps[1]), None)
+    if first is None or any(target is not aten.slice.Tensor or kwargs for target, _, kwargs in first):
+        return False
+    windows = [(*args, *_WHOLE[len(args) :]) for _, args, _ in first]
+    (_, dim, start, end, _), (_, axis, begin, stop, _) = windows
+    given = all(isinstance(place, (int, Expr)) and at_most(0, place) for place in (start, end, begin, stop))
+    return given and dim == axis and bool(at_most(end, begin) or at_most(stop, start))
+
+
+_WHOLE = (None, 0, None, None, 1)  # the arguments of a slice
 
 
 def _apply(step: torch.fx.Node, view: torch.Tensor) -> Any:

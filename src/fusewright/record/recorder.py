@@ -27,6 +27,7 @@ from fusewright.base.location import Location
 from fusewright.base.own_methods import operators_replaced
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
+from fusewright.graph.builder import is_dense
 from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
@@ -43,9 +44,9 @@ from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_t
 from fusewright.sizes.expressions import Dim, Expr, Symbol
 from fusewright.sizes.interfaces import Speculation
 from fusewright.sizes.shape_env import ShapeEnv
-from fusewright.sizes.strides import shares_elements, symbolic_strides
+from fusewright.sizes.strides import symbolic_strides
 from fusewright.sizes.symint import dim_of, size_of
-from fusewright.sizes.tensor_type import TensorType, contiguous_strides, symbols_in
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 MAX_DIMENSIONS = 64
 """Most of PyTorch's operators take no more."""
@@ -193,10 +194,9 @@ class Recorder:
         return size  # type: ignore[return-value]
 
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
-        """A placeholder for the gradient that will arrive for `output`, of its type. It is row-major where elements of
-        the output (may) share memory, and for the new value of an input, which has another layout than the input."""
+        """A placeholder for the gradient of `output`, of its type; row-major for an input's new value and with gaps."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
-        if output.is_input or symbols_in(type_) or shares_elements(type_):
+        if output.is_input or not is_dense(type_):
             type_ = replace(type_, stride=contiguous_strides(type_.shape))
         node = self._placeholder(name, None)
         node.meta.update(type=type_, tangent=True)

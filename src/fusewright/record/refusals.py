@@ -19,11 +19,13 @@ from fusewright.operators.overlap import shares_in_part, shares_memory, view_cha
 from fusewright.operators.schema import argument, facts
 from fusewright.record.special_operators import SCALAR_READ
 from fusewright.record.traced_tensor import DATA_METHODS, TracedTensor, check_window
+from fusewright.sizes.expressions import Dim, Relation, known_le
 from fusewright.sizes.strides import shares_elements
 from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
+    from fusewright.sizes.shape_env import ShapeEnv
 
 aten = torch.ops.aten
 
@@ -98,6 +100,10 @@ def _shares_nothing(func: OpOverload) -> bool:
     return by_index or func.overloadpacket is aten.cat
 
 
+def _at_most(env: ShapeEnv | None, one: Dim, other: Dim) -> bool | None:
+    return known_le(one, other) if env is None else env.guard(Relation("<=", one, other))
+
+
 def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Raises GraphBreak for a write whose order would show, and for a window that reaches outside of its tensor."""
     for index in facts(func).written:
@@ -114,7 +120,7 @@ def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...],
         if recorder.level == "aten":
             operands = [value for value in leaves((args, kwargs)) if type(value) is TracedTensor]
             read = [value.node for value in operands if value is not target]
-            if read and shares_in_part(target.node, read):
+            if read and shares_in_part(target.node, read, functools.partial(_at_most, recorder.env)):
                 raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
             cut_off = any(node.target is aten.detach.default for node in view_chain(target.node))
             if cut_off and target.input_storage and any(one.requires_grad for one in operands):

@@ -17,16 +17,17 @@ from torch.utils import deterministic
 from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
+from fusewright.graph.builder import is_dense
 from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.operators import decompositions, messages
 from fusewright.operators.host_draws import HOST_DRAW
 from fusewright.operators.overlap import is_view_of
 from fusewright.operators.rules.collectives import NAMESPACE
-from fusewright.operators.rules.common import is_dense
 from fusewright.record import data_sizes
 from fusewright.record.traced_tensor import TracedTensor, move_metadata
+from fusewright.sizes.expressions import Relation
 from fusewright.sizes.symfloat import float_of_tensor
-from fusewright.sizes.symint import dim_of
+from fusewright.sizes.symint import dim_of, size_of
 from fusewright.sizes.tensor_type import TensorType, held_number
 
 if TYPE_CHECKING:
@@ -168,16 +169,18 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 def _empty_strided(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """With gaps between its elements: a view of memory without. NotImplemented for any other."""
     size, stride = (tuple(map(dim_of, values)) for values in args[-2:])  # type: ignore[call-overload]
-    numbers = all(isinstance(number, int) for number in (*size, *stride))
-    if not numbers or 0 in size or is_dense(TensorType(size, stride, torch.float32, torch.device("cpu"))):
+    if 0 in size or is_dense(TensorType(size, stride, torch.float32, torch.device("cpu"))):
+        return NotImplemented
+    varying = [number for number in (*size, *stride) if not isinstance(number, int)]
+    if not all(recorder.env is not None and recorder.env.guard(Relation("<", 0, number)) for number in varying):
         return NotImplemented
     if len(args) == 3:  # new_empty_strided
         of: Any = args[0]
         given = {name: one for name, one in kwargs.items() if one is not None}
         kwargs = {"dtype": of.dtype, "device": of.device} | given
     length = 1 + sum((n - 1) * step for n, step in zip(size, stride))
-    memory = recorder.dispatch(aten.empty.memory_format, ([length],), kwargs)
-    return recorder.dispatch(aten.as_strided.default, (memory, list(size), list(stride)), {})
+    memory = recorder.dispatch(aten.empty.memory_format, ([size_of(length, recorder.env)],), kwargs)
+    return recorder.dispatch(aten.as_strided.default, (memory, *args[-2:]), {})
 
 
 def _view_in_place(
@@ -384,11 +387,15 @@ _PRODUCTS_IN_C = (
 )
 
 # What PyTorch's Python versions write as up to thirty operators, or otherwise than eager does (dropout of nothing gives
-# the tensor itself; other classes than int64 are refused), while C++ takes symbolic sizes.
+# the tensor itself; other classes than int64 are refused; a loss of one sample without a batch gets a dimension), while
+# C++ takes symbolic sizes.
 _SYMBOLIC_IN_C: frozenset[object] = frozenset({
     *_PRODUCTS_IN_C,
     torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.nn.functional.one_hot,
-    torch.nn.functional.dropout, torch.dropout, torch.dropout_,
+    torch.nn.functional.dropout, torch.dropout, torch.dropout_, torch.native_batch_norm,
+    torch.nn.functional.multi_margin_loss, torch._C._nn.multi_margin_loss, aten.multi_margin_loss.default,
+    torch.nn.functional.multilabel_margin_loss, torch._C._nn.multilabel_margin_loss,
+    aten.multilabel_margin_loss_forward.default, torch.hardshrink, torch.Tensor.hardshrink, torch._C._nn.softshrink,
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
     aten._upsample_nearest_exact3d.default,

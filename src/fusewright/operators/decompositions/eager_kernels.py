@@ -28,7 +28,8 @@ def refuse_dtypes(recorder: Recorder, operator: OpOverload, tensors: tuple[Any, 
     if recorder.level != "aten" or not all(isinstance(t, torch.Tensor) and recorder.owns(t) for t in tensors):
         return
     types = [tensor.tensor_type for tensor in tensors]
-    if why := disagreement(operator, (*types, *others), {}, types[0]):
+    results = types[:1] * len(operator._schema.returns)
+    if why := disagreement(operator, (*types, *others), {}, results):
         raise GraphBreak("operator-failed", f"{operator}: {why}")
 
 
@@ -49,14 +50,19 @@ def _max_pool1d(
 
 
 def _of_classes(
-    operator: OpOverload, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    operator: OpOverload,
+    others: tuple[Any, ...],
+    recorder: Recorder,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
     given = dict(zip(("input", "target"), args)) | kwargs
-    refuse_dtypes(recorder, operator, (given.get("input"), given.get("target")))
+    refuse_dtypes(recorder, operator, (given.get("input"), given.get("target")), *others)
 
 
-_multi_margin = partial(_of_classes, aten.multi_margin_loss.default)
-_multilabel_margin = partial(_of_classes, aten.multilabel_margin_loss_forward.default)
+_multi_margin = partial(_of_classes, aten.multi_margin_loss.default, ())
+_multilabel_margin = partial(_of_classes, aten.multilabel_margin_loss_forward.default, (0,))  # with no reduction
 EAGER_KERNELS: dict[Any, Callable[..., Any]] = {
     **{function: partial(_max_pool1d, function) for function in (F.max_pool1d, torch.max_pool1d)},
     F.multi_margin_loss: _multi_margin,

@@ -34,6 +34,7 @@ from fusewright.operators.rules.common import (
     suggested_strides,
     suggests_channels_last,
 )
+from fusewright.operators.rules.linear import keeps_format
 from fusewright.operators.rules.pointwise import promoting
 from fusewright.sizes.expressions import Dim, floor_div, minimum
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
@@ -211,9 +212,11 @@ def _loss(said: TensorType, self: TensorType, target: TensorType, reduction: int
     return said if reduction else _iterated(said, self, target)
 
 
-def _convolution(said: TensorType, input: TensorType, weight: TensorType, *rest: Any) -> TensorType:
-    last = 2 < said.ndim < 5 and convolves_channels_last(input, weight)
-    return replace(said, stride=in_format(said.shape, last)) if 2 < said.ndim < 5 else said
+def _convolution(said: TensorType, input: TensorType, weight: TensorType, bias: Any, *rest: Any) -> TensorType:
+    if not 2 < said.ndim < 6:
+        return said
+    last = convolves_channels_last(input, weight) and keeps_format(input, weight, *rest)
+    return replace(said, stride=in_format(said.shape, last))
 
 
 def _glu(said: TensorType, self: TensorType, *rest: Any) -> TensorType:

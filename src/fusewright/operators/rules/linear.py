@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -95,17 +95,36 @@ _AS_WEIGHTS = frozenset({_C._ConvBackend.Slow2d, _C._ConvBackend.SlowTranspose2d
 """They begin a weight's gradient as what the weight is in their format: itself, if it lies in it."""
 
 
-def _backend(input: TensorType, weight: TensorType, *rest: Any) -> Any:
-    """The CPU's library for a convolution; None for symbolic sizes."""
-    if not all(isinstance(size, int) for size in (*input.shape, *weight.shape)) or 0 in input.shape:
+def _backend(
+    input: TensorType, weight: TensorType, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+) -> Any:
+    """The CPU's library for a convolution; None where that depends on what symbolic sizes are. Batches and windows of
+    symbolic sizes are of more than one."""
+    if 0 in input.shape:
         return None
-    given, window = (torch.empty(1, dtype=t.dtype).expand(cast("Any", t.shape)) for t in (input, weight))
-    return _C._select_conv_backend(given, window, None, *rest, None)
+    groups, found = rest[-1], set()
+    first, second, *kernel = weight.shape
+    for size in (input.shape[0], *kernel):
+        less(1, size)  # where nobody knows, the rule is asked again with sizes that are
+    for extent in (2, 1 << 6):  # of what is not known: from few channels and small images to many and large ones
+        window = [_size(size, 2) for size in kernel]
+        filters = _size(first, _size(input.shape[1], extent * groups) if transposed else extent * groups)
+        channels = _size(second, extent if transposed else _size(input.shape[1], extent * groups) // groups)
+        reach = [max(extent, gap * (size - 1) + 1) for size, gap in zip(window, _spread(dilation, len(kernel)))]
+        given = [extent, filters if transposed else channels * groups, *reach]
+        shapes = [_size(size, own) for size, own in zip(input.shape, given)], [filters, channels, *window]
+        tensors = (torch.empty(1, dtype=input.dtype).expand(shape) for shape in shapes)
+        found.add(_C._select_conv_backend(*tensors, None, stride, padding, dilation, transposed, *rest, None))
+    return found.pop() if len(found) == 1 else None
 
 
-def _keeps_format(input: TensorType, weight: TensorType, *rest: Any) -> bool:
+def _size(size: Dim, otherwise: int) -> int:
+    return size if isinstance(size, int) else otherwise
+
+
+def keeps_format(input: TensorType, weight: TensorType, *rest: Any) -> bool:
     """Whether the CPU's convolution over images or volumes keeps the memory format of its arguments: oneDNN does;
-    PyTorch's own kernels for volumes do not. Of volumes of symbolic sizes it is taken not to."""
+    PyTorch's own kernels for volumes do not. Where that depends on symbolic sizes it is taken not to."""
     if input.ndim < 5:
         return True
     return _backend(input, weight, *rest) not in _PLAIN_VOLUMES
@@ -151,7 +170,7 @@ def _convolution(
         return replace(fresh(shape, input), stride=in_format(shape, convolves_channels_last(input, weight)))
     last = convolves_channels_last(input, weight)
     if last and input.device.type == "cpu":
-        kept = _keeps_format(input, weight, stride, padding, dilation, transposed, output_padding, groups)
+        kept = keeps_format(input, weight, stride, padding, dilation, transposed, output_padding, groups)
         result = fresh(shape, input)
         return replace(result, stride=channels_last_strides(shape)) if kept else result
     if last or not is_contiguous(input) or not is_contiguous(weight):
@@ -177,7 +196,7 @@ def _convolution_backward(
     on_cpu = input.device.type == "cpu"
     if input.ndim not in ((3, 4, 5) if on_cpu else (4,)) or 0 in input.shape or not _follows_arguments(input):
         return NotImplemented
-    last = convolves_channels_last(input, weight) and _keeps_format(
+    last = convolves_channels_last(input, weight) and keeps_format(
         input, weight, stride, padding, dilation, transposed, output_padding, groups
     )
     strides = in_format(input.shape, last), in_format(weight.shape, last)

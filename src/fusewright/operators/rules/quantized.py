@@ -40,7 +40,7 @@ def _linear_dynamic(x: TensorType, packed: Any, reduce_range: bool = False) -> o
 
 def _fake_quantised(x: TensorType, *rest: Any) -> object:
     """The values, and which of them the range holds."""
-    if x.dtype not in (torch.float32, torch.float16) or x.device.type != "cpu":
+    if not x.dtype.is_floating_point or x.device.type != "cpu":
         return NotImplemented
     values = replace(fresh(x.shape, x), stride=preserved_strides(x))
     return values, replace(values, dtype=torch.bool)
