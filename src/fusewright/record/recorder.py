@@ -194,7 +194,7 @@ class Recorder:
         return size  # type: ignore[return-value]
 
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
-        """A placeholder for the gradient of `output`, of its type; row-major for an input's new value and with gaps."""
+        """A placeholder for the gradient of `output`, of its type; row-major where it has gaps or is an argument."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
         if output.is_input or not is_dense(type_):
             type_ = replace(type_, stride=contiguous_strides(type_.shape))

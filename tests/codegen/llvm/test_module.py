@@ -142,27 +142,3 @@ def test_a_target_needs_what_its_code_uses(target, monkeypatch):
     for flag in flags:
         monkeypatch.setattr(host, "cpu_flags", lambda flag=flag: frozenset(flags) - {flag})
         assert not host.runs_here(machine, flags)
-
-
-CUT_SHORT = """
-import gc
-from types import SimpleNamespace
-from fusewright.codegen.llvm import module
-
-def run(*args):
-    raise ValueError("cut short")
-
-machine = SimpleNamespace(binding=module._machine().binding, passes=SimpleNamespace(run=run), pass_builder=None)
-for _ in range(20):
-    try:
-        module._compile(machine, "define void @f() { ret void }")
-    except ValueError as error:
-        error.me = error
-gc.collect()
-"""
-
-
-def test_a_compile_that_is_cut_short_is_collected() -> None:
-    """Its exception is in a cycle with all that the compile held: LLVM's module must not outlive its context."""
-    done = subprocess.run([sys.executable, "-c", CUT_SHORT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
