@@ -251,6 +251,28 @@ def test_gradients_of_gradients_along_a_dimension(name: str) -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+def _leaves_its_history(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.detach_()
+    return y * x.sin()
+
+
+def _leaves_its_history_and_is_written_to(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y.detach_()
+    y.mul_(x.detach())
+    return z * x.sin() + y
+
+
+@pytest.mark.parametrize("function", [_leaves_its_history, _leaves_its_history_and_is_written_to])
+def test_gradients_of_gradients_behind_a_detach_in_place(function: Callable[..., torch.Tensor]) -> None:
+    x, found = torch.rand(3, dtype=torch.float64, requires_grad=True), []
+    for run in (function, fusewright.compile(function, fullgraph=True)):
+        (first,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        found.append((first.detach(), *torch.autograd.grad(first.sum(), x)))
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_running_products_of_zeros(dtype: torch.dtype, dynamic: bool) -> None:
