@@ -236,6 +236,43 @@ def test_a_gradient_takes_as_many_operators_for_any_size(name: str) -> None:
     assert len(counts) == 2 and counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("name", sorted(ALONG.keys() - {"cdist"}))  # PyTorch has none of cdist
+def test_gradients_of_gradients_along_a_dimension(name: str) -> None:
+    """A gradient of our own still leaves PyTorch's for the gradients of gradients."""
+    function, found = ALONG[name], []
+    torch.manual_seed(0)
+    values = torch.rand(4, 4, dtype=torch.float64)
+    if "cumprod" in name:
+        values[1, 2] = values[3, 0] = 0
+    for run in (function, fusewright.compile(function)):
+        leaf = values.clone().requires_grad_()
+        (first,) = torch.autograd.grad((run(leaf * 2) ** 2).sum(), leaf, create_graph=True)
+        found.append((first.detach(), *torch.autograd.grad(first.sin().sum(), leaf)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def _leaves_its_history(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.detach_()
+    return y * x.sin()
+
+
+def _leaves_its_history_and_is_written_to(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y.detach_()
+    y.mul_(x.detach())
+    return z * x.sin() + y
+
+
+@pytest.mark.parametrize("function", [_leaves_its_history, _leaves_its_history_and_is_written_to])
+def test_gradients_of_gradients_behind_a_detach_in_place(function: Callable[..., torch.Tensor]) -> None:
+    x, found = torch.rand(3, dtype=torch.float64, requires_grad=True), []
+    for run in (function, fusewright.compile(function, fullgraph=True)):
+        (first,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        found.append((first.detach(), *torch.autograd.grad(first.sum(), x)))
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_running_products_of_zeros(dtype: torch.dtype, dynamic: bool) -> None:

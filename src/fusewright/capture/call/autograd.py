@@ -382,7 +382,13 @@ def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None 
     if tensors.guarded_fact(world, tensor, "_is_view()", _IS_VIEW):
         return native(detach, _A_VIEW)  # which raises
     if not outside:
-        return world.torch_call(detach, (tensor,), {})
+        if world.recorder.level == "torch" or not tensor.requires_grad or getattr(tensor, "node", None) is None:
+            return world.torch_call(detach, (tensor,), {})
+        held = world.torch_call(torch.Tensor.detach, (tensor,), {})
+        world.torch_call(detach, (tensor,), {})
+        world.recorder.rebinds("a tensor that leaves its history")
+        tensor.node = held.node  # for gradients of gradients the graph runs again: there too it has no history
+        return tensor
     world.requires_grad_matters = True
     if tensors.requires_grad(world, tensor):
         raise GraphBreak("tensor-attribute", "Tensor.detach_() changes an input")

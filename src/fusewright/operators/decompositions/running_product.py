@@ -37,7 +37,9 @@ def cumprod(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...],
 class _RunningProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, factors: torch.Tensor, dim: int) -> torch.Tensor:
-        products = aten.cumprod.default(factors, dim)
+        # Recorded as an operator that autograd sees: for gradients of gradients it runs again with PyTorch's formula.
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            products = aten.cumprod.default(factors, dim)
         ctx.dim = dim
         ctx.save_for_backward(factors, products)
         return products
