@@ -403,3 +403,43 @@ def test_gradients_of_gradients_through_a_write_to_a_view(name: str, layout: str
         (first,) = torch.autograd.grad(outputs, x, weights, create_graph=True)
         found.append([first.detach(), *torch.autograd.grad(first.pow(2).sum(), x)])
     torch.testing.assert_close(found[1], found[0])
+
+
+def _without(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def write(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        seen = view(y)
+        with torch.no_grad():
+            seen.mul_(w)
+        return seen
+
+    return write
+
+
+UNSEEN_WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "detached": lambda y, w: y.detach().mul_(w), "data": lambda y, w: y.data[1:].mul_(2), "part": lambda y, w: y.detach()[1:].mul_(w.detach()),
+    "of a part": lambda y, w: y[1:].detach().mul_(3), "turned": lambda y, w: y.detach().mT.add_(w), "twice": lambda y, w: y.detach().mul_(2) + y.data.add_(1),
+    "strided": lambda y, w: y.detach().as_strided((2, 2), (4, 1)).fill_(2), "read": lambda y, w: y.mul_(w).detach().as_strided((2, 2), (4, 1)),
+    "no_grad": _without(lambda y: y), "part in no_grad": _without(lambda y: y[1:]),
+    "diagonal in no_grad": _without(lambda y: y.diagonal()), "detached part in no_grad": _without(lambda y: y.detach()[:, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSEEN_WRITES)
+def test_gradients_of_gradients_through_a_write_that_autograd_does_not_see(name: str) -> None:
+    """The value is the new one, the gradient that of the value before."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sin()
+        part = y[1:]
+        written = UNSEEN_WRITES[name](y, w)
+        return y * x, part * x[1:], written * 2
+
+    found = []
+    for function in (f, fusewright.compile(f)):
+        x = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(4, 5).requires_grad_()
+        w = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+        total = sum(output.pow(2).sum() for output in function(x, w))
+        first = torch.autograd.grad(total, (x, w), create_graph=True, materialize_grads=True)
+        second = torch.autograd.grad(first[0].pow(2).sum(), (x, w), materialize_grads=True)
+        found.append([one.detach() for one in (*first, *second)])
+    torch.testing.assert_close(found[1], found[0])

@@ -44,7 +44,8 @@ def replay(
 
     def run(*values: Any) -> tuple[Any, ...]:
         if not prepared:
-            prepared.append(_Program(recorded if user_code else functionalise(recorded), inputs, outputs, user_code))
+            graph = recorded if user_code else functionalise(recorded, histories=True)
+            prepared.append(_Program(graph, inputs, outputs, user_code))
         if prepared[0].changed:
             raise RuntimeError(CHANGED)
         return prepared[0].run(values, constants)
