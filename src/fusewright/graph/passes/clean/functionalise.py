@@ -130,7 +130,7 @@ def _moved(value: Any, copies: dict[torch.fx.Node, torch.fx.Node]) -> Any:
 
 
 class _Functionaliser:
-    def __init__(self, old: torch.fx.Graph, histories: bool) -> None:
+    def __init__(self, old: torch.fx.Graph, histories: bool = False) -> None:
         self.old, self.histories = old, histories
         self.new = torch.fx.Graph()
         env = env_of(old)
