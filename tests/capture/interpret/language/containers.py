@@ -877,3 +877,49 @@ def copies_of_sets_that_iterate_in_another_way():
         return x + 1, made
 
     return f, [(x(), Iter([1, 2]), Frozen([1, 3])), (x(), Iter([5]))]
+
+
+@program
+def keys_that_are_functions_written_in_c():
+    grad, data = torch.Tensor.grad, torch.Tensor.data
+    held = [1]
+    table = {held.append: 1, torch.add: 2, grad.__get__: 3, len: 4, {}.get: 5}
+
+    def f(x, functions):
+        found = [torch.add in functions, torch.sub in functions, len in functions, grad.__get__ in functions]
+        found += [data.__get__ in functions, torch.Tensor.add in functions, (torch.cos, 1) in functions, len(functions)]
+        if isinstance(functions, set):
+            functions.discard(len)
+            functions.add(torch.mul)
+        found += [torch.mul in functions, {torch.add} | functions == functions, functions - {torch.add}]
+        found += [table.get(held.append), held.append in table, [].append in table, table[torch.add], table[grad.__get__]]
+        return x + sum(found[:4]), found
+
+    def functions():
+        return {torch.add, len, grad.__get__, torch.Tensor.add, (torch.cos, 1), torch.sin.__call__, torch.ops.aten.add}
+
+    return f, [(x(), functions()), (x(), functions() - {torch.add}), (x(), frozenset(functions()))]
+
+
+@program
+def proxies_that_leave():
+    table, holder = {"a": 2}, Holder()
+
+    def f(x):
+        local = {"x": x}
+        shown = MappingProxyType(local)
+        local["y"], holder.shown = x + 1, MappingProxyType(table)
+        table["n"] = len(table)
+        ordered = MappingProxyType(collections.OrderedDict(z=1))
+        return [shown, shown, local, ordered, MappingProxyType(ordered), local.keys().mapping], shown["y"]
+
+    def g(x):
+        made, same = f(x)
+        made[2]["later"] = table["later"] = 1
+        return x + 1, made, same, made[0]["later"], holder.shown["later"]
+
+    return g, [(x(),), (x(),)]
+
+
+class Holder:
+    pass

@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DELETED, Shadow, contents
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.values.cls import guarded_lookup
-from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.border.values.constant import is_constant, is_native_function
 from fusewright.capture.border.values.list import check_no_slots, load_attributes
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, DictKey, Item, ProxiedDict, Source
@@ -231,7 +231,8 @@ def read_namespace(namespace: Any, name: str) -> object:
 def _is_plain_key(key: object) -> bool:
     return (
         is_constant(key)
-        or isinstance(key, (type, types.FunctionType, types.BuiltinFunctionType))
+        or isinstance(key, (type, types.FunctionType))
+        or is_native_function(key)
         or type(key).__hash__ is object.__hash__
     )
 
