@@ -196,7 +196,8 @@ bool is_general(const Entry *entry) { return entry->tag != nullptr && entry->tag
 // Moves the entry to the front; a general one only to the front of such: what was made for one size is quicker for it.
 void move_forward(std::vector<Entry *> &entries, const Entry *entry) {
     auto first = entries.begin(), at = std::find(first, entries.end(), entry);
-    if (at == first || at == entries.end()) return;  // the guards' own Python code, or another thread, may have removed it
+    // The guards' own Python code, or another thread, may have removed it.
+    if (at == first || at == entries.end()) return;
     if (is_general(*at)) first = std::find_if(first, at, is_general);
     std::rotate(first, at, at + 1);
 }

@@ -319,18 +319,19 @@ def interrupted(number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    ("trouble", "least"),
     [
         pytest.param(
             short_of_memory,
+            50,
             marks=pytest.mark.skipif(
                 sys.version_info[:2] == (3, 12), reason="CPython 3.12 itself crashes where a generator finds none"
             ),
         ),
-        interrupted,
+        (interrupted, 10),
     ],
 )
-def test_llvm_that_is_stopped_at_any_moment(trouble: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llvm_that_is_stopped_at_any_moment(trouble: Any, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left of a module that was not finished is freed without a crash, and no other thread waits for it."""
     texts, compile_text = [], llvm_module._compile
     monkeypatch.setattr(llvm_module, "_compile", lambda *text: texts.append(text) or compile_text(*text))
@@ -348,7 +349,7 @@ def test_llvm_that_is_stopped_at_any_moment(trouble: Any, monkeypatch: pytest.Mo
         assert not machine.lock._is_owned(), number
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(compile_text, machine, ir).result(60) == expected
-    assert failed > 5
+    assert failed > least
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no children here")

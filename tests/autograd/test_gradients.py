@@ -405,7 +405,7 @@ def test_gradients_of_gradients_through_a_write_to_a_view(name: str, layout: str
     torch.testing.assert_close(found[1], found[0])
 
 
-def _without(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _in_no_grad(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     def write(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         seen = view(y)
         with torch.no_grad():
@@ -419,8 +419,8 @@ UNSEEN_WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
     "detached": lambda y, w: y.detach().mul_(w), "data": lambda y, w: y.data[1:].mul_(2), "part": lambda y, w: y.detach()[1:].mul_(w.detach()),
     "of a part": lambda y, w: y[1:].detach().mul_(3), "turned": lambda y, w: y.detach().mT.add_(w), "twice": lambda y, w: y.detach().mul_(2) + y.data.add_(1),
     "strided": lambda y, w: y.detach().as_strided((2, 2), (4, 1)).fill_(2), "read": lambda y, w: y.mul_(w).detach().as_strided((2, 2), (4, 1)),
-    "no_grad": _without(lambda y: y), "part in no_grad": _without(lambda y: y[1:]),
-    "diagonal in no_grad": _without(lambda y: y.diagonal()), "detached part in no_grad": _without(lambda y: y.detach()[:, 1]),
+    "no_grad": _in_no_grad(lambda y: y), "part in no_grad": _in_no_grad(lambda y: y[1:]),
+    "diagonal in no_grad": _in_no_grad(lambda y: y.diagonal()), "detached part in no_grad": _in_no_grad(lambda y: y.detach()[:, 1]),
 }  # fmt: skip
 
 

@@ -241,20 +241,24 @@ def backward(*results: Any, again: bool = False) -> None:
     for number, leaf in enumerate(pytree.tree_leaves(results)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             weights = torch.arange(leaf.numel()).reshape(leaf.shape) % 5 + (number + 1)
-            one = leaf * weights.to(leaf.dtype)
-            total = total + (torch.view_as_real(one) if one.is_complex() else one).sum()
+            total = total + _parts(leaf * weights.to(leaf.dtype)).sum()
     if isinstance(total, torch.Tensor):
         try:
             if again:
                 leaves = list(_leaves(total))
                 first = torch.autograd.grad(total, leaves, create_graph=True)
-                total = total + sum(torch.view_as_real(one).square().sum() if one.is_complex() else one.square().sum() for one in first)
+                total = total + sum(_parts(one).square().sum() for one in first)
             total.backward()
         except RuntimeError as error:
             error.add_note(IN_BACKWARD)
             if again:
                 error.add_note(IN_GRADIENTS_OF_GRADIENTS)
             raise
+
+
+def _parts(value: torch.Tensor) -> torch.Tensor:
+    """Real numbers, whose sum has a gradient."""
+    return torch.view_as_real(value) if value.is_complex() else value
 
 
 def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:

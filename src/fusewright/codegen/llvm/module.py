@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,17 +36,6 @@ from fusewright.schedule.printer import kernel_text
 from fusewright.sizes.expressions import substitute
 
 PRINTABLE_NODES = 2000
-FUNCTIONS = (
-    "LLVMPY_ContextCreate",
-    "LLVMPY_ParseAssembly",
-    "LLVMPY_RunNewModulePassManager",
-    "LLVMPY_TargetMachineEmitToMemory",
-    "LLVMPY_GetBufferStart",
-    "LLVMPY_GetBufferSize",
-    "LLVMPY_DisposeMemoryBuffer",
-    "LLVMPY_DisposeModule",
-    "LLVMPY_ContextDispose",
-)
 _library_names = itertools.count()
 _resident: list[Any] = []  # LLVM's handles that are never freed: with them would go the code that was loaded
 
@@ -64,7 +53,7 @@ class CompiledModule:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """LLVM's handles for one target. functions: LLVM's, by the names of FUNCTIONS; lock: llvmlite's around them."""
+    """LLVM's handles for one target. functions: of llvmlite's library, as they are; lock: llvmlite's around them."""
 
     binding: Any
     functions: Any
@@ -105,8 +94,7 @@ def _machine(without: frozenset[str] = frozenset(), name: str = "native") -> _Ma
     passes = llvm.create_new_module_pass_manager()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
-    functions = SimpleNamespace(**{name: getattr(llvm.ffi.lib, name)._cfn for name in FUNCTIONS})
-    made = _Machine(llvm, functions, llvm.ffi.lib._lock._lock, machine, passes, builder, target)
+    made = _Machine(llvm, llvm.ffi.lib._lib, llvm.ffi.lib._lock._lock, machine, passes, builder, target)
     if hasattr(os, "register_at_fork") and not _resident:
         os.register_at_fork(after_in_child=partial(_begin_anew, made.lock))
     _resident.append(made)

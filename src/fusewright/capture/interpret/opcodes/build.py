@@ -126,14 +126,11 @@ def set_update(frame: Frame, depth: int) -> None:
     iterable = frame.stack.pop()
     target = frame.stack[-depth]
     # CPython copies tables, which gives another order than element by element, and asks no subclass.
-    if isinstance(iterable, _HASHED) or type(iterable) is dict:
+    if isinstance(iterable, (set, frozenset)) or type(iterable) is dict:
         frame.tracer.call(set.update, (target, iterable))
         return
     for value in elements(frame, iterable):
         add_to_set(frame, target, value)
-
-
-_HASHED = (set, frozenset)
 
 
 @opcode("LIST_TO_TUPLE")
