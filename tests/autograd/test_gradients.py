@@ -372,3 +372,74 @@ def test_gradients_of_gradients_beside_running_statistics() -> None:
 
     net = nn.BatchNorm1d(3)
     torch.testing.assert_close(second(fusewright.compile(net)), second(net))
+
+
+VIEWS_THAT_ARE_WRITTEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as_strided": lambda y: y.as_strided((2, 2), (4, 1)), "further on": lambda y: y.as_strided((3, 2), (4, 2), 1), "rows": lambda y: y[1:3],
+    "every second": lambda y: y[::2, 1], "diagonal": lambda y: y.diagonal(1), "turned": lambda y: y.mT[1:], "split": lambda y: y.view(2, 2, -1)[:, 1],
+    "one": lambda y: y[2, 1], "new dimension": lambda y: y.unsqueeze(1)[:2],
+    "apart": lambda y: y.unflatten(0, (2, 2))[0], "unfolded": lambda y: y.reshape(-1)[3:9],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["row-major", "column-major"])
+@pytest.mark.parametrize("name", VIEWS_THAT_ARE_WRITTEN)
+def test_gradients_of_gradients_through_a_write_to_a_view(name: str, layout: str) -> None:
+    """The first gradients, with a history, and those of them."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sin() if layout == "row-major" else x.mT.sin().mT
+        z, w = y * 2, y.clone()
+        VIEWS_THAT_ARE_WRITTEN[name](z).mul_(x.cos().sum())
+        VIEWS_THAT_ARE_WRITTEN[name](w).fill_(3)
+        w.fill_diagonal_(5, wrap=True)
+        return z, z * w
+
+    found = []
+    for function in (f, fusewright.compile(f, fullgraph=True)):
+        x = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(4, 5).requires_grad_()
+        outputs = function(x)
+        weights = [torch.linspace(0, number, 20, dtype=torch.float64).reshape(4, 5) for number in (1, 2)]
+        (first,) = torch.autograd.grad(outputs, x, weights, create_graph=True)
+        found.append([first.detach(), *torch.autograd.grad(first.pow(2).sum(), x)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def _without(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def write(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        seen = view(y)
+        with torch.no_grad():
+            seen.mul_(w)
+        return seen
+
+    return write
+
+
+UNSEEN_WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "detached": lambda y, w: y.detach().mul_(w), "data": lambda y, w: y.data[1:].mul_(2), "part": lambda y, w: y.detach()[1:].mul_(w.detach()),
+    "of a part": lambda y, w: y[1:].detach().mul_(3), "turned": lambda y, w: y.detach().mT.add_(w), "twice": lambda y, w: y.detach().mul_(2) + y.data.add_(1),
+    "strided": lambda y, w: y.detach().as_strided((2, 2), (4, 1)).fill_(2), "read": lambda y, w: y.mul_(w).detach().as_strided((2, 2), (4, 1)),
+    "no_grad": _without(lambda y: y), "part in no_grad": _without(lambda y: y[1:]),
+    "diagonal in no_grad": _without(lambda y: y.diagonal()), "detached part in no_grad": _without(lambda y: y.detach()[:, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSEEN_WRITES)
+def test_gradients_of_gradients_through_a_write_that_autograd_does_not_see(name: str) -> None:
+    """The value is the new one, the gradient that of the value before."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sin()
+        part = y[1:]
+        written = UNSEEN_WRITES[name](y, w)
+        return y * x, part * x[1:], written * 2
+
+    found = []
+    for function in (f, fusewright.compile(f)):
+        x = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(4, 5).requires_grad_()
+        w = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+        total = sum(output.pow(2).sum() for output in function(x, w))
+        first = torch.autograd.grad(total, (x, w), create_graph=True, materialize_grads=True)
+        second = torch.autograd.grad(first[0].pow(2).sum(), (x, w), materialize_grads=True)
+        found.append([one.detach() for one in (*first, *second)])
+    torch.testing.assert_close(found[1], found[0])

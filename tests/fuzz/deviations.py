@@ -123,6 +123,7 @@ def held_across_a_break(found: Difference, text: str, examine: Examine) -> bool:
 
 
 IN_BACKWARD = "raised in the backward"
+IN_GRADIENTS_OF_GRADIENTS = "raised in the backward that keeps its own graph"
 OF_DTYPES = re.compile(r"mixed dtype|same dtype|scalar type")  # what operators say of arguments that do not fit
 NODE = re.compile(r",(?:\s|\\n)+grad_fn=<\w+>")  # in a text of a text a new line is two letters
 
@@ -245,6 +246,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ends=lambda ours, eager: (
             "needed for gradient computation has been modified" in f"{ours}{eager}"
             and "before gradients of its gradients" not in str(ours)
+        ),
+    ),
+    Deviation(
+        "gradients of gradients of a call that has written to what it reads",
+        "The forward runs once more for them, and its arguments do not hold what they held: it is refused.",
+        ends=lambda ours, eager: (
+            IN_GRADIENTS_OF_GRADIENTS in getattr(ours, "__notes__", ()) and "of its gradients were asked" in str(ours)
         ),
     ),
     Deviation(

@@ -42,7 +42,7 @@ from fusewright.base.records import dataclass, field, replace
 from fusewright.operators.schema import facts
 from tests.fuzz import state
 from tests.fuzz.compare import Begun, Leaf, difference, flatten
-from tests.fuzz.deviations import DEVIATIONS, IN_BACKWARD, Deviation
+from tests.fuzz.deviations import DEVIATIONS, IN_BACKWARD, IN_GRADIENTS_OF_GRADIENTS, Deviation
 from tests.fuzz.python_classes import PRELUDE
 
 DTYPES = {
@@ -234,8 +234,9 @@ UNSEEN = ("program", "SETTINGS", "__builtins__", "__warningregistry__")  # warni
 TOLD = (KeyError, AttributeError, ZeroDivisionError, StopIteration, AssertionError, NameError, UnboundLocalError)
 
 
-def backward(*results: Any) -> None:
-    """Takes the gradient of a sum of everything that has one, with weights that differ."""
+def backward(*results: Any, again: bool = False) -> None:
+    """Takes the gradient of a sum of everything that has one, with weights that differ. `again`: also the gradient of the
+    gradient's squares."""
     total: Any = 0
     for number, leaf in enumerate(pytree.tree_leaves(results)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -244,10 +245,29 @@ def backward(*results: Any) -> None:
             total = total + (torch.view_as_real(one) if one.is_complex() else one).sum()
     if isinstance(total, torch.Tensor):
         try:
+            if again:
+                leaves = list(_leaves(total))
+                first = torch.autograd.grad(total, leaves, create_graph=True)
+                total = total + sum(torch.view_as_real(one).square().sum() if one.is_complex() else one.square().sum() for one in first)
             total.backward()
         except RuntimeError as error:
             error.add_note(IN_BACKWARD)
+            if again:
+                error.add_note(IN_GRADIENTS_OF_GRADIENTS)
             raise
+
+
+def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What gradients of `result` are added up in."""
+    pending, seen = [result.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        pending += [following for following, _ in node.next_functions]
 
 
 def steps_of(world: World) -> list[str]:

@@ -305,7 +305,7 @@ def program(seed: int) -> str:
     rng = random.Random(seed)
     grads = rng.random() < 0.4
     arguments = [_argument(rng, name, grads) for name in "xyz"[: rng.choice((1, 2, 2, 3))]]
-    steps = _steps(rng, arguments, grads)
+    steps = _steps(rng, arguments, grads, ", again=True" if seed % 5 == 3 else "")
     names = ", ".join(argument.name for argument in arguments)
     head = "STATE = made((), f32, 7)\nKEPT = []\nCOUNT = [0]\n"
     world = World(head)
@@ -329,7 +329,7 @@ def program(seed: int) -> str:
     return "\n".join(text) + "\n"
 
 
-def _steps(rng: random.Random, arguments: list[Argument], grads: bool) -> list[list[str]]:
+def _steps(rng: random.Random, arguments: list[Argument], grads: bool, again: str) -> list[list[str]]:
     steps, sizes = [], [rng.choice(SIZES[2:]) for _ in range(4)]
     plain, call = rng.random() < 0.4, f"program({', '.join(argument.name for argument in arguments)})"
     for number in range(rng.choice((2, 3, 4))):
@@ -340,7 +340,7 @@ def _steps(rng: random.Random, arguments: list[Argument], grads: bool) -> list[l
             earlier = [other.name for other in arguments[:place]]
             lines.append(f"{argument.name} = {_made(rng, argument, sizes, earlier, plain and rng.random() < 0.9)}")
         if grads and rng.random() < 0.8:
-            lines.append(f"result = {call}; backward(result); return result")
+            lines.append(f"result = {call}; backward(result{again}); return result")
         else:
             lines.append(f"{rng.choice(MODES)}return {call}")
         steps.append(lines)

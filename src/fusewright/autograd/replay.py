@@ -44,7 +44,8 @@ def replay(
 
     def run(*values: Any) -> tuple[Any, ...]:
         if not prepared:
-            prepared.append(_Program(recorded if user_code else functionalise(recorded), inputs, outputs, user_code))
+            graph = recorded if user_code else functionalise(recorded, histories=True)
+            prepared.append(_Program(graph, inputs, outputs, user_code))
         if prepared[0].changed:
             raise RuntimeError(CHANGED)
         return prepared[0].run(values, constants)
@@ -108,7 +109,7 @@ class _Program:
             else:
                 with torch.set_grad_enabled(not node.meta.get("no_grad") and application is None):
                     args, kwargs = _resolved((node.args, node.kwargs), environment, sizes)
-                    environment[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                    environment[node] = _DIFFERENTIATED.get(node.target, node.target)(*args, **kwargs)  # type: ignore
                 before = environment.get(node.meta.get("history_of"))  # type: ignore[arg-type]
                 if isinstance(before, torch.Tensor) and before.requires_grad:
                     environment[node] = _Written.apply(before, environment[node])
@@ -159,6 +160,20 @@ def _apply(application: Application, environment: dict[torch.fx.Node, Any], size
                 "fusewright.disable around it."
             )
         environment[node] = value
+
+
+def _as_strided_scatter(
+    base: torch.Tensor, value: torch.Tensor, size: Any, stride: Any, offset: int | None = None
+) -> torch.Tensor:
+    """As a write to a view. PyTorch's gradient of the operator has what was written over, and nothing else."""
+    result = base.new_empty_strided(base.shape, base.stride()).copy_(base)
+    start = None if offset is None else offset - base.storage_offset()
+    result.as_strided(size, stride, start).copy_(value)
+    return result
+
+
+_DIFFERENTIATED: dict[Any, Callable[..., Any]] = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
+"""What runs in an operator's place, whose gradient in PyTorch is not that of its values."""
 
 
 class _Written(torch.autograd.Function):

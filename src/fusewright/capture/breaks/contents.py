@@ -178,7 +178,7 @@ def parts(value: Any) -> Any:
         yield value.function
     elif kind is TensorText:
         yield from (piece[0] for piece in value.pieces if type(piece) is tuple)
-    elif kind in VIEWS:
+    elif kind in VIEWS or kind is types.MappingProxyType:
         yield viewed(value)
     elif kind in (staticmethod, classmethod):
         yield value.__func__
@@ -291,5 +291,6 @@ _OF_ALL_EXCEPTIONS = frozenset(vars(BaseException))
 
 
 def viewed(view: Any) -> Any:
-    """The dict that a view shows."""
-    return next(referent for referent in gc.get_referents(view) if isinstance(referent, dict))
+    """The dict that a view shows, or the mapping that a mappingproxy does."""
+    (shown,) = gc.get_referents(view)
+    return shown

@@ -472,6 +472,13 @@ def _build_view(code: Code, value: Any) -> str:
     return f"{code.bind('view', VIEWS[type(value)])}({code.expression(viewed(value))})"
 
 
+def _build_proxy(code: Code, value: types.MappingProxyType[Any, Any]) -> str:
+    shown = viewed(value)
+    if isinstance(shown, dict) and "__module__" in shown:
+        raise GraphBreak("cannot-rebuild", "the namespace of a class made in the compiled function")
+    return f"{code.bind('proxy', types.MappingProxyType)}({code.expression(shown)})"
+
+
 def _build_handle(code: Code, value: RemovableHandle) -> str:
     made = registration(value)
     if made is None:
@@ -559,7 +566,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     GradientNode: _refuse_node,
     Storage: _build_of_memory,
     SequenceIterator: _refuse("a live iterator over an object by its __getitem__"),
-    types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
+    types.MappingProxyType: _build_proxy,
     **dict.fromkeys(VIEWS, _build_view),
     range: lambda code, value: repr(value),
     bytearray: lambda code, value: repr(value),

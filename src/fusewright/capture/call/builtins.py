@@ -35,7 +35,7 @@ from fusewright.capture.border.protocols import BINARY, COMPARE
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
-from fusewright.capture.border.values.dict import OutsideDict, callback
+from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.ordering import extreme, sorted_row
@@ -375,9 +375,9 @@ def _collect(cls: type) -> Row:
     return make
 
 
-def pairs_of(tracer: Tracer, obj: Any) -> Any:
-    """What `dict(obj)` reads: a mapping's pairs (by `keys` and subscripts), or an iterable of pairs, each when it is
-    asked for."""
+def pairs_of(tracer: Tracer, cls: type, obj: Any) -> Any:
+    """What `cls(obj)` reads, of a class of dicts: a mapping's pairs, or an iterable of pairs, each when it is asked
+    for."""
     world = tracer.world
     if type(obj) is OutsideDict or type(obj) in (dict, collections.OrderedDict, collections.defaultdict):
         return for_native(world, obj)
@@ -388,6 +388,8 @@ def pairs_of(tracer: Tracer, obj: Any) -> Any:
             raise
         keys = MISSING
     if keys is not MISSING:
+        if not issubclass(cls, collections.OrderedDict) and is_copied_whole(world, obj):
+            return dict.copy(obj)
         return map(lambda key: (key, world.getitem(obj, key)), drain(world, tracer.call(keys)))  # noqa: C417
     pairs = native_iterable(world, obj)
     return native(map, lambda pair: pair if type(pair) in PLAIN else tuple(drain(world, pair)), pairs)
@@ -395,14 +397,14 @@ def pairs_of(tracer: Tracer, obj: Any) -> Any:
 
 def _dict(cls: type) -> Row:
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        return native(cls, *(or_error(pairs_of, tracer, value) for value in args), **kwargs)
+        return native(cls, *(or_error(pairs_of, tracer, cls, value) for value in args), **kwargs)
 
     return make
 
 
 def _defaultdict(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     factory = callback(tracer.world, args[0]) if args else None
-    pairs = (or_error(pairs_of, tracer, value) for value in args[1:])
+    pairs = (or_error(pairs_of, tracer, dict, value) for value in args[1:])
     return native(collections.defaultdict, factory, *pairs, **kwargs)
 
 

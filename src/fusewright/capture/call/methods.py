@@ -486,14 +486,14 @@ def _update(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> 
         return _native_method(tracer, fn, owner, args, kwargs)
     if not isinstance(owner, dict):
         return _takes_iterables(tracer, fn, owner, args, kwargs)
-    ready = [call_support.or_error(call_builtins.pairs_of, tracer, value) for value in args]
+    ready = [call_support.or_error(call_builtins.pairs_of, tracer, type(owner), value) for value in args]
     if args and fn.__name__ == "__init__" and fn.__objclass__ is collections.defaultdict:
         ready[0] = callback(tracer.world, args[0])
     return native(fn, *call_support.receiver_and_rest(fn, owner, tuple(ready)), **kwargs)
 
 
 def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
-    for key, value in dict(*(call_builtins.pairs_of(tracer, value) for value in args), **kwargs).items():
+    for key, value in dict(*(call_builtins.pairs_of(tracer, type(owner), value) for value in args), **kwargs).items():
         tracer.world.setitem(owner, key, value)
 
 

@@ -818,3 +818,108 @@ def what_a_dict_is_updated_with_is_taken_one_by_one():
         return x + 1, said
 
     return f, [(x(), {}), (x(), {"c": 1})]
+
+
+@program
+def copies_of_dicts_that_answer_in_another_way():
+    """What CPython reads of a subclass: its table, its `keys` and `[]`, or its iterator."""
+
+    class Keys(dict):
+        def keys(self):
+            return ["b", "a"]
+
+    class Item(dict):
+        def __getitem__(self, key):
+            return super().__getitem__(key) + 1
+
+    class Default(collections.defaultdict):
+        keys, __getitem__ = Keys.keys, lambda self, key: dict.__getitem__(self, key) + 1
+
+    class Iter(Item):
+        def __iter__(self):
+            return iter(["b"])
+
+    class Ordered(collections.OrderedDict):
+        keys, __getitem__ = Keys.keys, lambda self, key: collections.OrderedDict.__getitem__(self, key) + 1
+
+    def take(**given):
+        return given
+
+    def f(x, *given):
+        made = []
+        for one in (*given, Keys(a=1, b=2), Item(a=1, b=2), Iter(a=1, b=2), Ordered(a=1, b=2)):
+            updated, merged, ordered = {}, {}, collections.OrderedDict()
+            updated.update(one)
+            merged |= one
+            ordered.update(one)
+            copies = {**one}, {"z": 0, **one}, dict(one, z=1), take(**one), take(z=0, **one), updated, merged, {} | one
+            made += [*copies, ordered, collections.OrderedDict(one), collections.Counter(one), one.copy(), one | {"z": 1}]
+            made += [collections.defaultdict(int, one), Iter(one), [*one], "{a}".format(**one) if "a" in {**one} else None]
+        return x * 2, [(type(one).__name__, list(dict.items(one)) if isinstance(one, dict) else one) for one in made]
+
+    kinds = Keys, Item, Iter, Ordered, lambda held: Default(int, held)
+    return f, [(x(), *(kind({"a": 1, "b": 2}) for kind in kinds)), (x(), *(kind({"b": 3}) for kind in kinds[1:4]))]
+
+
+@program
+def copies_of_sets_that_iterate_in_another_way():
+    class Iter(set):
+        def __iter__(self):
+            return iter([7, 8])
+
+    class Frozen(frozenset):
+        __iter__ = Iter.__iter__
+
+    def f(x, *given):
+        made = []
+        for one in (*given, Iter([1, 2]), Frozen([1, 2])):
+            made += [{*one}, {0, *one}, set(one), {7}.union(one), [*one], sorted(one), frozenset(one)]
+        return x + 1, made
+
+    return f, [(x(), Iter([1, 2]), Frozen([1, 3])), (x(), Iter([5]))]
+
+
+@program
+def keys_that_are_functions_written_in_c():
+    grad, data = torch.Tensor.grad, torch.Tensor.data
+    held = [1]
+    table = {held.append: 1, torch.add: 2, grad.__get__: 3, len: 4, {}.get: 5}
+
+    def f(x, functions):
+        found = [torch.add in functions, torch.sub in functions, len in functions, grad.__get__ in functions]
+        found += [data.__get__ in functions, torch.Tensor.add in functions, (torch.cos, 1) in functions, len(functions)]
+        if isinstance(functions, set):
+            functions.discard(len)
+            functions.add(torch.mul)
+        found += [torch.mul in functions, {torch.add} | functions == functions, functions - {torch.add}]
+        found += [table.get(held.append), held.append in table, [].append in table, table[torch.add], table[grad.__get__]]
+        return x + sum(found[:4]), found
+
+    def functions():
+        return {torch.add, len, grad.__get__, torch.Tensor.add, (torch.cos, 1), torch.sin.__call__, torch.ops.aten.add}
+
+    return f, [(x(), functions()), (x(), functions() - {torch.add}), (x(), frozenset(functions()))]
+
+
+@program
+def proxies_that_leave():
+    table, holder = {"a": 2}, Holder()
+
+    def f(x):
+        local = {"x": x}
+        shown = MappingProxyType(local)
+        local["y"], holder.shown = x + 1, MappingProxyType(table)
+        table["n"] = len(table)
+        ordered = MappingProxyType(collections.OrderedDict(z=1))
+        return [shown, shown, local, ordered, MappingProxyType(ordered), local.keys().mapping], shown["y"]
+
+    def g(x):
+        made, same = f(x)
+        made[2]["later"] = table["later"] = 1
+        return x + 1, made, same, made[0]["later"], holder.shown["later"]
+
+    return g, [(x(),), (x(),)]
+
+
+class Holder:
+    pass

@@ -110,6 +110,19 @@ def is_constant(value: Any) -> bool:
     return False
 
 
+def is_native_function(value: Any) -> bool:
+    """Whether `value` is a function written in C that is bound to nothing for which another object stands inside. It
+    equals what binds the same function to the same object."""
+    return isinstance(value, _BOUND) and isinstance(value.__self__, _ITSELF)
+
+
+_BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
+_ITSELF = (
+    type(None), type, types.ModuleType, types.BuiltinFunctionType, types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)  # fmt: skip
+
+
 def load_equals(world: World, real: object, source: Source) -> object:
     """int, float, str, …: same type and equal, unless it is a number that has been seen to change."""
     if type(real) is float and number.has_changed(world, real, source):

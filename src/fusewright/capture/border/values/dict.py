@@ -18,7 +18,8 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DELETED, Shadow, contents
 from fusewright.capture.border.native import Trampoline, native
-from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.border.values.cls import guarded_lookup
+from fusewright.capture.border.values.constant import is_constant, is_native_function
 from fusewright.capture.border.values.list import check_no_slots, load_attributes
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, DictKey, Item, ProxiedDict, Source
@@ -230,7 +231,8 @@ def read_namespace(namespace: Any, name: str) -> object:
 def _is_plain_key(key: object) -> bool:
     return (
         is_constant(key)
-        or isinstance(key, (type, types.FunctionType, types.BuiltinFunctionType))
+        or isinstance(key, (type, types.FunctionType))
+        or is_native_function(key)
         or type(key).__hash__ is object.__hash__
     )
 
@@ -256,6 +258,12 @@ def load_exact(world: World, real: dict, source: Source) -> object:
     """A lazy stand-in; only the type is guarded at first."""
     world.guard("TYPE", source, type(real))
     return world.stand_in(real, source, OutsideDict(world, real, source))
+
+
+def is_copied_whole(world: World, obj: Any) -> bool:
+    """Whether CPython copies the entries of this dict as they lie there: it calls a subclass's `keys` and
+    `__getitem__` only where the class has an `__iter__` of its own, as OrderedDict has."""
+    return isinstance(obj, dict) and guarded_lookup(world, type(obj), "__iter__") is dict.__iter__
 
 
 _MAPPINGS: tuple[dict[str, object], ...] = ({}, OrderedDict())

@@ -14,7 +14,7 @@ from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import Shadow, contents
-from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.border.values.constant import is_constant, is_native_function
 from fusewright.capture.border.values.list import check_no_slots, load_attributes
 from fusewright.capture.guards.sources import Source
 
@@ -46,6 +46,7 @@ def _comparable(element: object) -> bool:
         is_constant(element)
         or (type(element).__eq__ is object.__eq__ and not isinstance(element, torch.Tensor))
         or isinstance(element, type)
+        or is_native_function(element)
     )
 
 

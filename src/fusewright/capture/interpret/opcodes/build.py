@@ -7,6 +7,7 @@ from typing import Any
 from fusewright._native import isinstance
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
+from fusewright.capture.border.values.dict import is_copied_whole
 from fusewright.capture.border.values.text import joined
 from fusewright.capture.bytecode.instructions import CALLABLE_DEPTH, too_many_values
 from fusewright.capture.interpret.opcodes.table import (
@@ -124,14 +125,15 @@ def list_extend(frame: Frame, depth: int) -> None:
 def set_update(frame: Frame, depth: int) -> None:
     iterable = frame.stack.pop()
     target = frame.stack[-depth]
-    if type(iterable) in _HASHED:  # CPython copies tables, which gives another order than element by element
+    # CPython copies tables, which gives another order than element by element, and asks no subclass.
+    if isinstance(iterable, _HASHED) or type(iterable) is dict:
         frame.tracer.call(set.update, (target, iterable))
         return
     for value in elements(frame, iterable):
         add_to_set(frame, target, value)
 
 
-_HASHED = frozenset({set, frozenset, dict})
+_HASHED = (set, frozenset)
 
 
 @opcode("LIST_TO_TUPLE")
@@ -140,9 +142,9 @@ def list_to_tuple(frame: Frame, operand: object) -> None:
 
 
 def mapping_items(frame: Frame, mapping: object) -> list[tuple[Any, Any]]:
-    """Keys and values as `dict.update` takes them from a mapping: through `keys()` and `[]`."""
-    if type(mapping) is dict:
-        return list(mapping.items())
+    """Keys and values as `dict.update` takes them: through `keys()` and `[]`, or as a dict holds them."""
+    if type(mapping) is dict or is_copied_whole(frame.world, mapping):
+        return list(dict.items(mapping))  # type: ignore[arg-type]
     keys = elements(frame, frame.tracer.call(frame.world.getattr(mapping, "keys")))
     return [(key, frame.world.getitem(mapping, key)) for key in keys]
 
