@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import fusewright
-from tests.autograd.programs import Compiled, program, random
+from tests.autograd.programs import PROGRAMS, Compiled, program, random
 
 
 @program
@@ -474,3 +475,83 @@ def hook_on_a_view_that_was_written_to(compiled: Compiled) -> list[Any]:
     rows = compiled(fn)(v)
     (v * 3).sum().backward()
     return [rows, v, a.grad]
+
+
+def _jacobian(create: bool, made: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Compiled], list[Any]]:
+    def run(compiled: Compiled) -> list[Any]:
+        def fn(a: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.enable_grad():
+                x = made(a)
+                y = torch.tanh(x @ w)
+            rows = torch.eye(3).expand(4, 3, 3).movedim(-1, 0)
+            (found,) = torch.autograd.grad(y, x, rows, create_graph=create, is_grads_batched=True)
+            return y.detach(), found.diagonal(dim1=0, dim2=-1).sum(-1)
+
+        results: list[Any] = []
+        f = compiled(fn)
+        for grad in (True, False):
+            a, w = random(4, 3), random(3, 3, seed=1)
+            with torch.set_grad_enabled(grad):
+                y, trace = f(a, w)
+            if trace.requires_grad:
+                trace.sum().backward()
+            results += [y, trace, a.grad is None, w.grad]
+        return results
+
+    return run
+
+
+for _create in (False, True):
+    PROGRAMS[f"jacobian_{_create}_towards_what_is_computed"] = _jacobian(_create, lambda a: a * 2)
+    PROGRAMS[f"jacobian_{_create}_towards_what_requires_already"] = _jacobian(
+        _create, lambda a: a.clone().requires_grad_()
+    )
+    PROGRAMS[f"jacobian_{_create}_towards_a_leaf"] = _jacobian(_create, lambda a: a.detach().requires_grad_())
+PROGRAMS["jacobian_True_towards_an_argument"] = _jacobian(True, lambda a: a)  # (without a graph: test_native_node.py)
+
+
+def _asked_late(ask: Callable[..., Any]) -> Callable[[Compiled], list[Any]]:
+    """Something asks for the gradient of a tensor from which another one has been computed."""
+
+    def run(compiled: Compiled) -> list[Any]:
+        seen: list[Any] = []
+
+        def fn(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
+            x = a * 2
+            y = torch.tanh(x)
+            found = ask(x, y, seen)
+            return y * 3, x, found if isinstance(found, torch.Tensor) else None
+
+        results: list[Any] = []
+        f = compiled(fn)
+        for _ in range(2):
+            a = random(4, 3)
+            y, x, found = f(a)
+            y.sum().backward()
+            results += [y, a.grad, x.grad, found]
+        return [*results, *seen]
+
+    return run
+
+
+def _backward_towards(x: torch.Tensor, y: torch.Tensor, seen: list[Any]) -> None:
+    y.sum().backward(inputs=[x], retain_graph=True)
+
+
+def _graph_edge(x: torch.Tensor, y: torch.Tensor, seen: list[Any]) -> torch.Tensor:
+    edge = torch.autograd.graph.get_gradient_edge(x)
+    return torch.autograd.grad(y.sum(), edge, retain_graph=True)[0]
+
+
+def _note_all(x: torch.Tensor, y: torch.Tensor, seen: list[Any]) -> None:
+    torch.autograd.graph.register_multi_grad_hook((x, y), lambda gradients: seen.extend(gradients))
+
+
+ASKED_LATE: dict[str, Callable[..., Any]] = {
+    "asked_late_by_a_hook": lambda x, y, seen: x.register_hook(lambda g: (seen.append(g.sum()), g * 5)[1]),
+    "asked_late_to_be_retained": lambda x, y, seen: (x.register_hook(lambda g: seen.append(1)), x.retain_grad()),
+    "asked_late_by_backward": _backward_towards,
+    "asked_late_by_an_edge": _graph_edge,
+    "asked_late_by_a_hook_of_several": _note_all,
+}
+PROGRAMS.update({name: _asked_late(ask) for name, ask in ASKED_LATE.items()})

@@ -310,6 +310,9 @@ def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
     return laid_out(given, layout)
 
 
+_BATCHED = torch._C._dispatch_key_parse("Batched")  # what torch.autograd.grad(is_grads_batched=True) gives
+
+
 def laid_out(given: torch.Tensor, layout: Layout) -> torch.Tensor:
     """`given`, or a plain tensor of this layout with its elements. Raises RuntimeError where the shape does not fit."""
     if given.layout is not torch.strided:
@@ -318,6 +321,8 @@ def laid_out(given: torch.Tensor, layout: Layout) -> torch.Tensor:
     if plain and (given.shape, given.stride(), given.dtype, given.device) == layout:
         return given
     shape, stride, dtype, device = layout
+    if torch._C._dispatch_keys(given).has(_BATCHED):
+        return given  # many at once: the compiled backward leaves it to the recorded operators
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(given)
 
 

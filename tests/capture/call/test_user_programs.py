@@ -39,6 +39,12 @@ OPEN = frozenset(
     random_many_ways register_hook_then_write thread_lock time_time warning_of_pytorch_recorded warnings_recorded_once
     """.split()
 )
+OPEN |= {  # PyTorch says what is wrong
+    f"tensor_of_elements_{name}"
+    for name in """
+    many lengths depths floats_as_integers floats_as_integers_new floats_as_bits overflow complex_as_floats mapped
+    """.split()
+}
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
 OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view", "retain_grad"})
 

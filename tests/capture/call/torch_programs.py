@@ -571,3 +571,88 @@ def data_ptr_of_input(x):
 @program()
 def set_num_threads(x):
     return x + 1, torch.get_num_threads()
+
+
+def parts():
+    whole = torch.tensor([3, 2**53 + 1, -5])
+    return torch.arange(6.0).reshape(2, 3) / 7 - 0.3, whole, torch.tensor([True, False]), torch.ones(2).half() / 3
+
+
+@program(parts)
+def tensor_of_elements(x, whole, bits, halves):
+    a, b, n = x.sum(), x.max(), whole[0]
+    return [
+        torch.tensor([a, b]),
+        torch.tensor((a, 2, True)),
+        torch.tensor([[a, -b, 0.0], [b, a, 0], [0, 0, 1]]) @ x[0],
+        torch.tensor([[[x[:1, :1]]], [[b]]]),
+        torch.as_tensor([a, x.shape[1], 0.5]),
+        x.new_tensor([n, b]),
+        whole.new_tensor([n, 1.5]),
+        x.new_tensor([a], dtype=torch.float16),
+        torch.tensor(list(x[0])),
+        torch.tensor([row.mean() for row in x]) + 1,
+    ]
+
+
+@program(parts)
+def tensor_of_elements_of_several_dtypes(x, whole, bits, halves):
+    a, big, bit, half = x[0, 1], whole[1], bits[0], halves[0]
+    return [
+        torch.tensor([half, 1]),
+        torch.tensor([half, 1.0]),
+        torch.tensor([half, True]),
+        torch.tensor([half, a.double()]),
+        torch.tensor([half, half.bfloat16()]),
+        torch.tensor([bit, 1]),
+        torch.tensor([bit, bit]),
+        torch.tensor([big, bit]),
+        torch.tensor([big, 2.5]),
+        torch.tensor([big, 2.5], dtype=torch.float64),
+        torch.tensor([whole.to(torch.uint8)[2], True]),
+        torch.tensor([whole.to(torch.uint8)[2], 1]),
+        torch.tensor([(a * 1e300).double() * 1e300, 1e300], dtype=torch.float32),
+        torch.tensor([a, 1e300, -7e4], dtype=torch.float16),
+        torch.tensor([a.to(torch.complex64), a]),
+        torch.tensor([big, 1.9], dtype=torch.int64),
+        torch.FloatTensor([a, whole[0], 1]),
+        torch.LongTensor([big, whole.shape[0]]),
+        torch.Tensor([[a], [big]]),
+    ]
+
+
+@program(parts)
+def tensor_of_elements_is_detached(x, whole, bits, halves):
+    x = x.detach().requires_grad_()
+    made = torch.tensor([(x * 2).sum().detach(), 1.0])
+    return (x * made[0]).sum() + made[1], made, made.requires_grad
+
+
+@program(parts)
+def tensor_of_elements_under_a_dtype(x, whole, bits, halves):
+    torch.set_default_dtype(torch.float64)
+    try:
+        return torch.tensor([x[0, 0], 1.0]), torch.tensor([whole[0], 2]), torch.Tensor([x[0, 0]])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+for _name, _make in {
+    "many": lambda x, n: torch.tensor([x[0], x[1]]),
+    "lengths": lambda x, n: torch.tensor([[x[0, 0]], [1, 2]]),
+    "depths": lambda x, n: torch.tensor([x[0, 0], [1]]),
+    "floats_as_integers": lambda x, n: torch.tensor([x[0, 0]], dtype=torch.int64),
+    "floats_as_integers_new": lambda x, n: n.new_tensor([x[0, 0]]),
+    "floats_as_bits": lambda x, n: torch.tensor([x[0, 0]], dtype=torch.bool),
+    "overflow": lambda x, n: torch.tensor([n[1]], dtype=torch.uint8),
+    "complex_as_floats": lambda x, n: torch.tensor([x[0, 0] + 1j], dtype=torch.float32),
+    "mapped": lambda x, n: torch.vmap(lambda row: torch.tensor([row.sum(), 1.0]))(x),
+}.items():
+
+    def _refused(x, whole, bits, halves, make=_make):
+        try:
+            return make(x, whole)
+        except (TypeError, ValueError, RuntimeError) as error:
+            return type(error).__name__, str(error).split("\n")[0]
+
+    program(parts, f"tensor_of_elements_{_name}")(_refused)

@@ -14,15 +14,16 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from fusewright._native import isinstance
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, registration, stamp
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
@@ -157,26 +158,34 @@ def _flat(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
+def _refuse(tracer: Tracer, detail: str, wanted: list[Any]) -> NoReturn:
+    """Breaks the graph before something that asks for the gradients that arrive at `wanted`. Behind a cut all that was
+    made before is the result of one graph, of which none is computed from another: where something has been computed
+    from one of these, the frame runs eagerly instead."""
+    inside = (value for value in wanted if _is_ours(value) and tracer.world.outside(value) is None)
+    if tracer.recorder.level == "aten" and any(value.node.users for value in inside):
+        raise SkipFrame("autograd-call", detail)
+    raise GraphBreak("autograd-call", detail)
+
+
+def _check_engine_call(tracer: Tracer, roots: list[Any], what: str, wanted: list[Any]) -> None:
     _at_aten_level(tracer, "autograd-call", what)
     if torch.is_anomaly_enabled():
-        raise GraphBreak("autograd-call", f"{what} under anomaly detection, which reads the gradients")
+        _refuse(tracer, f"{what} under anomaly detection, which reads the gradients", wanted)
     for root in roots:
         if not _is_ours(root):
-            raise GraphBreak("autograd-call", f"{what} of something that is no tensor")
+            _refuse(tracer, f"{what} of something that is no tensor", wanted)
         if tracer.world.outside(root) is not None and not root.is_leaf:
-            raise GraphBreak(
-                "autograd-call", f"{what} of a tensor whose graph was made outside of the compiled function"
-            )
+            _refuse(tracer, f"{what} of a tensor whose graph was made outside of the compiled function", wanted)
 
 
 def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """torch.autograd.grad."""
     given = dict(zip(("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"), args)) | kwargs
     outputs, inputs = _flat(given.get("outputs")), _flat(given.get("inputs"))
-    _check_engine_call(tracer, outputs, "torch.autograd.grad")
+    _check_engine_call(tracer, outputs, "torch.autograd.grad", inputs)
     if given.get("is_grads_batched") or not all(map(_is_ours, inputs)):
-        raise GraphBreak("autograd-call", "torch.autograd.grad of batched gradients, or of graph edges")
+        _refuse(tracer, "torch.autograd.grad of batched gradients, or of graph edges", inputs)
     for value in inputs:
         _without_hooks(tracer.world, value)
     result = tracer.world.torch_call(torch.autograd.grad, args, kwargs)
@@ -207,15 +216,15 @@ def _tensor_backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
 def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
     world = tracer.world
     roots = _flat(given["tensors"])
-    _check_engine_call(tracer, roots, "backward()")
+    wanted = _flat(given.get("inputs"))
+    _check_engine_call(tracer, roots, "backward()", wanted)
     if given.get("grad_variables") is not None:
         raise GraphBreak("autograd-call", "backward() with the retired argument grad_variables")
     leaves: list[Any] = list(_leaves(tracer, roots))
-    wanted = _flat(given.get("inputs"))
     if wanted and not all(map(_is_ours, wanted)):
-        raise GraphBreak("autograd-call", "backward() towards graph edges")
+        _refuse(tracer, "backward() towards graph edges", wanted)
     if any(value.grad_fn is not None for value in wanted):
-        raise GraphBreak("autograd-call", "backward() towards a tensor that is no leaf")
+        _refuse(tracer, "backward() towards a tensor that is no leaf", wanted)
     before = {}
     for leaf in wanted or leaves:
         _without_hooks(world, leaf)
@@ -284,7 +293,7 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if tracer.world.outside(tensor) is not None:
         return _register_later(tracer, register_hook, tensor, hook)
     if not tracer.assumptions.custom_gradients:
-        raise GraphBreak("autograd-call", "Tensor.register_hook() of a hook with effects beyond its result")
+        _refuse(tracer, "Tensor.register_hook() of a hook with effects beyond its result", [tensor])
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
         # what it holds may be of this call alone
@@ -331,7 +340,7 @@ def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any
     """Tensor.register_post_accumulate_grad_hook on a leaf from outside."""
     tensor, hook = args
     if tracer.world.outside(tensor) is None or not tensor.is_leaf:
-        raise GraphBreak("autograd-call", "Tensor.register_post_accumulate_grad_hook() of a tensor made inside")
+        _refuse(tracer, "Tensor.register_post_accumulate_grad_hook() of a tensor made inside", [tensor])
     return _register_later(tracer, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 
@@ -346,7 +355,7 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
     if tracer.recorder.level != "aten":
         return tracer.world.torch_call(torch.Tensor.requires_grad_, (tensor, *args), kwargs)
     if isinstance(tensor, TracedTensor):
-        tensor.made_leaf = bool(wanted)
+        tensor.made_leaf = bool(wanted) and tensor.is_leaf
     return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
 
 
@@ -365,7 +374,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     if tracer.recorder.level != "aten":
         return world.torch_call(keep_gradient, (tensor,), {})  # type: ignore[no-any-return]
     if not tracer.assumptions.custom_gradients:
-        raise GraphBreak("autograd-call", f"Tensor.retain_grad(): {tracer.assumptions.gradient_refused}")
+        _refuse(tracer, f"Tensor.retain_grad(): {tracer.assumptions.gradient_refused}", [tensor])
     tracer.recorder.retains = True
     return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
 
@@ -546,7 +555,7 @@ def call_graph_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> An
     """Python functions of torch.autograd.graph."""
     if fn.__code__.co_qualname.startswith(_OF_SAVED):
         return tracer.inline(fn, args, kwargs)
-    raise GraphBreak("autograd-call", f"torch.autograd.graph.{fn.__qualname__}")
+    _refuse(tracer, f"torch.autograd.graph.{fn.__qualname__}", tree_leaves((args, kwargs)))
 
 
 POLICIES: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {

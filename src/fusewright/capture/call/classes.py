@@ -79,7 +79,7 @@ def _legacy_tensor(tracer: Tracer, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     name = f"{cls.__module__}.{cls.__qualname__}"
     if not kwargs and not name.startswith("torch.cuda.") and (cls is torch.Tensor or name in _DTYPES):
         dtype = torch.get_default_dtype() if cls is torch.Tensor else _DTYPES[name]
-        if len(args) == 1 and type(args[0]) in (list, tuple) and _holds_numbers(args[0]):
+        if len(args) == 1 and type(args[0]) in (list, tuple) and _holds_numbers(tracer.world, args[0]):
             return tracer.call(torch.tensor, args, {"dtype": dtype, "device": "cpu"})
         sizes = args or (0,)
         if all(type(size) in (int, torch.SymInt) for size in sizes) or (len(args) == 1 and type(args[0]) is torch.Size):
@@ -90,9 +90,12 @@ def _legacy_tensor(tracer: Tracer, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     raise GraphBreak("tensor-construction", f"a call of the class {name} with other things than numbers or sizes")
 
 
-def _holds_numbers(values: Any) -> bool:
+def _holds_numbers(world: World, values: Any) -> bool:
     return all(
-        _holds_numbers(value) if type(value) in (list, tuple) else type(value) in (int, float, bool) for value in values
+        _holds_numbers(world, value)
+        if type(value) in (list, tuple)
+        else type(value) in (int, float, bool) or world.recorder_owns(value)
+        for value in values
     )
 
 

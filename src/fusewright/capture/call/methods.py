@@ -262,6 +262,11 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         args = (number, *args[1:])
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
+    if name == "new_tensor":
+        own = dict(zip(("data",), args)) | {"dtype": owner.dtype, "device": owner.device}
+        parts = reads.joined(tracer, own | {key: value for key, value in kwargs.items() if value is not None})
+        if parts is not MISSING:
+            return parts
     method, given = getattr(torch.Tensor, name), (owner, *args)
     otherwise = decompositions.FUNCTIONS.get(method)
     made = None if otherwise is None else otherwise(tracer.recorder, tracer.world.torch_call, given, kwargs)

@@ -3,11 +3,12 @@ numbers (`torch.as_tensor(rate / step)`).
 
 `read` takes a tensor and the method's name; gives a number that is known, one that is known when the graph runs, or one
 that is taken for granted; MISSING where the read is a graph break. A tensor is made by the graph where it is of a float
-that is known only at run time, or of a flat list of numbers with one; else by PyTorch's own function.
+that is known only at run time, or of lists that hold one, or tensors of one element; else by PyTorch's own function.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -74,24 +75,76 @@ def _listed(tracer: Tracer, tensor: torch.Tensor) -> Any:
 
 def _made(fn: Callable[..., Any]) -> Callable[[Tracer, tuple[Any, ...], dict[str, Any]], Any]:
     def make(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given: dict[str, Any] = dict(zip(("data", "dtype", "device"), args)) | kwargs
-        data: Any = given.get("data")
-        listed = type(data) in (list, tuple)
-        parts = list(data) if listed else [data]
-        floats = any(node_of(part) is not None for part in parts)
-        plain = all(node_of(part) is not None or type(part) in (int, float) for part in parts)
-        if not floats or not plain or not given.keys() <= {"data", "dtype", "device"}:
-            return tracer.world.torch_call(fn, args, kwargs)
-        dtype: Any = given.get("dtype") or torch.get_default_dtype()
-        device = given.get("device") or torch.get_default_device()
-
-        def record() -> Any:
-            tensors = [torch.full((), part, dtype=dtype, device=device) for part in parts]
-            return torch.stack(tensors) if listed else tensors[0]
-
-        return tracer.world.torch_call(record, (), {})
+        made = joined(tracer, dict(zip(("data", "dtype", "device"), args)) | kwargs)
+        return tracer.world.torch_call(fn, args, kwargs) if made is MISSING else made
 
     return make
+
+
+def joined(tracer: Tracer, given: dict[str, Any]) -> Any:
+    """What `torch.tensor` makes of numbers and tensors of one element in nested lists. MISSING where nothing of it is
+    known only at run time, and where PyTorch might refuse: its function is asked then, or the graph breaks."""
+    found = _flat(given.get("data"))
+    if found is None or not given.keys() <= {"data", "dtype", "device"}:
+        return MISSING
+    shape, parts = found
+    owned = [tracer.world.recorder_owns(part) for part in parts]
+    late = any(node_of(part) is not None for part in parts) or (bool(shape) and any(owned))
+    kinds = [_kind(part, own) for part, own in zip(parts, owned)] if late else [None]
+    if None in kinds:
+        return MISSING
+    device = torch.device(given.get("device") or torch.get_default_device())
+    dtype: Any = given.get("dtype") or functools.reduce(torch.promote_types, kinds)  # type: ignore[arg-type]
+    for part, own, kind in zip(parts, owned, kinds):
+        if own and not (part.device == device and _converts(kind, dtype)):
+            return MISSING
+    parts = [native(_as_stored, part, dtype) if type(part) in (bool, int, float) else part for part in parts]
+
+    def record() -> Any:
+        tensors = [
+            _stored(part, dtype) if own else torch.full((), part, dtype=dtype, device=device)
+            for part, own in zip(parts, owned)
+        ]
+        return torch.stack(tensors).reshape(shape) if shape else tensors[0]
+
+    return tracer.world.torch_call(record, (), {})
+
+
+def _flat(data: Any) -> tuple[tuple[int, ...], list[Any]] | None:
+    """The shape of nested lists, and what they hold; None where their lengths differ."""
+    if type(data) not in (list, tuple):
+        return (), [data]
+    rows = [_flat(part) for part in data]
+    if not rows or rows[0] is None or any(row is None or row[0] != rows[0][0] for row in rows):
+        return None
+    return (len(rows), *rows[0][0]), [part for row in rows if row is not None for part in row[1]]
+
+
+def _kind(part: Any, own: bool) -> torch.dtype | None:
+    """The dtype that a part gives to the tensor; None of what has none."""
+    if own:
+        return part.dtype if all(type(size) is int and size == 1 for size in part.shape) else None
+    if node_of(part) is not None:
+        return torch.get_default_dtype()
+    kinds = {bool: torch.bool, int: torch.int64, torch.SymInt: torch.int64, float: torch.get_default_dtype()}
+    return kinds.get(type(part))
+
+
+def _converts(kind: Any, dtype: torch.dtype) -> bool:
+    """Whether the conversion of an element is no error, whatever its value."""
+    return torch.promote_types(kind, dtype) is dtype or (kind.is_floating_point and dtype.is_floating_point)
+
+
+def _as_stored(number: Any, dtype: torch.dtype) -> Any:
+    """The number that a tensor of the dtype holds: `torch.full` refuses some that `torch.tensor` rounds."""
+    return torch.tensor(number, dtype=dtype, device="cpu").item()
+
+
+def _stored(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An element as a tensor of another dtype holds it, by way of a Python number."""
+    part = part.detach().reshape(())
+    wide = part.dtype is torch.int64 and dtype.is_floating_point
+    return (part.double() if wide else part).to(dtype)
 
 
 ROWS = [(fn, _made(fn)) for fn in (torch.tensor, torch.as_tensor)]
