@@ -555,3 +555,46 @@ ASKED_LATE: dict[str, Callable[..., Any]] = {
     "asked_late_by_a_hook_of_several": _note_all,
 }
 PROGRAMS.update({name: _asked_late(ask) for name, ask in ASKED_LATE.items()})
+
+
+@program
+def asked_behind_a_break_by_a_hook(compiled: Compiled) -> list[Any]:
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        x = a * 2
+        y = torch.tanh(x)
+        fusewright.graph_break()
+        x.register_hook(lambda g: g * 3)
+        return y + 1
+
+    f, found = compiled(fn), []
+    for _ in range(3):
+        a = random(4, 3)
+        f(a).sum().backward()
+        found.append(a.grad)
+    return found
+
+
+@program
+def asked_behind_a_break_of_what_lists_hold(compiled: Compiled) -> list[Any]:
+    def fn(a: torch.Tensor) -> Any:
+        kept = [a * 2]
+        kept.append(torch.tanh(kept[0]))
+        fusewright.graph_break()
+        return torch.autograd.grad(kept[1].sum(), kept[0], retain_graph=True)[0] + torch.autograd.grad(kept[1].sum(), a)[0]
+
+    f = compiled(fn)
+    return [f(random(4, 3)) for _ in range(3)]
+
+
+@program
+def asked_behind_a_break_to_be_retained(compiled: Compiled) -> list[Any]:
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        x = a * 2
+        y = torch.tanh(x)
+        fusewright.graph_break()
+        x.retain_grad()
+        y.sum().backward()
+        return x.grad * 1
+
+    f = compiled(fn)
+    return [f(random(4, 3)) for _ in range(3)]

@@ -261,6 +261,7 @@ OF_ONE = {
     "a line of a batch": lambda: torch.rand(4, 1, 5, 6)[:1],
     "its last dimension is one": lambda: torch.rand(2, 1, 3).transpose(1, 2),
     "gaps": lambda: torch.rand(1, 3, 2).transpose(0, 1)[:, :, :1],
+    "no elements": lambda: torch.rand(1, 0).t(),
 }
 BY_ELEMENTS = {
     "clamp": lambda x: x.clamp(-1, 1), "hardtanh": torch.nn.functional.hardtanh, "relu6": torch.nn.functional.relu6, "exp": torch.exp,
@@ -269,7 +270,7 @@ BY_ELEMENTS = {
     "zeros_like": torch.zeros_like, "threshold": lambda x: torch.nn.functional.threshold(x, 0, 1), "flip": lambda x: x.flip(0),
     "cumsum": lambda x: x.cumsum(0), "masked_fill": lambda x: x.masked_fill(x > 0, 1), "remainder": lambda x: x % 3, "sign": torch.sign,
     "nan_to_num": torch.nan_to_num, "lerp": lambda x: torch.lerp(x, x, 0.5), "logit": lambda x: x.logit(0.1), "elu": torch.nn.functional.elu,
-    "gelu": torch.nn.functional.gelu, "softmax": lambda x: x.softmax(0), "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), 2.0),
+    "gelu": torch.nn.functional.gelu, "softmax": lambda x: x.softmax(0), "index_fill": lambda x: x.index_fill(-1, torch.tensor([0]), 2.0),
 }  # fmt: skip
 
 

@@ -231,6 +231,37 @@ def test_an_update_shares_neither_a_kernel_nor_a_region_with_a_check(shape, pick
     assert torch.equal(state, torch.ones(shape))
 
 
+FAILS = {
+    "an index": (lambda table, number: table[number], IndexError),
+    "a row": (lambda table, number: table.index_select(0, number), (IndexError, RuntimeError)),
+    "an embedding": (lambda table, number: torch.nn.functional.embedding(number, table), IndexError),
+    "a divisor": (lambda table, number: 5 // (number - 7), RuntimeError),
+    "a remainder": (lambda table, number: 5 % (number - 7), RuntimeError),
+}
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_what_the_program_catches_around_a_check(name):
+    """The update stands before the check in the program, and is done once; the handler runs."""
+    fails, raised = FAILS[name]
+
+    def f(state, table, number):
+        table = torch.nn.functional.batch_norm(table, state, state.exp(), training=True)
+        try:
+            row = fails(table, number)
+        except raised:
+            row = state * 3
+        return row, table * 2
+
+    compiled = fusewright.compile(f, fullgraph=True)
+    table = torch.randn(3, 4)
+    for number in (2, 7, 1):
+        ours, theirs = torch.ones(4), torch.ones(4)
+        with torch.no_grad():
+            found, expected = (g(state, table, torch.tensor([number])) for g, state in ((compiled, ours), (f, theirs)))
+        torch.testing.assert_close((ours, found), (theirs, expected))
+
+
 def test_sizes_that_are_known_late_need_no_other_layout(caplog):
     """The heads and features of the cache are sizes of their own until they meet those of what is written."""
 

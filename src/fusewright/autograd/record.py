@@ -232,7 +232,8 @@ def _rebuilding(
         steps = _steps(value, root, calls)
         _check_hooks(value, root)
         if base[0] == "output":
-            if root.requires_grad and _history(root) is None and _history(value) is not None:
+            older = leaf and not all(step.no_grad for step in steps)
+            if root.requires_grad and _history(root) is None and (older or _history(value) is not None):
                 raise CannotDifferentiate("a view of a tensor that was made to require a gradient inside is returned")
         if base[0] == "input" or from_base:
             leaf = False  # whether a view that was made under no_grad requires a gradient, its operators know

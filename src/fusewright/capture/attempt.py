@@ -33,6 +33,7 @@ from fusewright.capture.border.world import World
 from fusewright.capture.breaks import finish
 from fusewright.capture.bytecode.resume import CannotCut, Resumption
 from fusewright.capture.call import dispatch as calls
+from fusewright.capture.call.autograd import asks_for_gradients, computed_from
 from fusewright.capture.call.collectives import finish_collectives
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guards.sources import Local
@@ -260,6 +261,9 @@ class _Attempt:
         recorder.refuse_unasked = None  # from here on it is PyTorch and we who read tensors
         check_results(world, finished.outputs)
         broken = self.broken if self.reached else None
+        if broken is not None and recorder.level == "aten" and asks_for_gradients(tracer.function):
+            if any(computed_from(value) for value in finished.outputs):
+                raise _skipped(broken, "the function may ask for the gradient of a tensor that others are computed from")
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()

@@ -168,11 +168,12 @@ def _index(
     indexed = {axis: index for axis, index in enumerate(indices) if index is not None}
     if any(index.dtype in (torch.bool, torch.uint8) for index in indexed.values()):
         return ()
+    places = [Relation("<=", minimum(product(index.shape), 1), self.shape[axis]) for axis, index in indexed.items()]
+    if any(env.known(one) is False for one in places):
+        return None  # also where nothing reads the result, and so no kernel asks
     if all(env.known(Relation("<=", 1, size)) for axis, size in enumerate(self.shape) if axis not in indexed):
         return ()
-    return _hold(
-        env, [Relation("<=", minimum(product(index.shape), 1), self.shape[axis]) for axis, index in indexed.items()]
-    )
+    return _hold(env, places)
 
 
 def _index_select(

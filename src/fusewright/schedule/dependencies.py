@@ -316,8 +316,9 @@ def _edges(
     shared: dict[str, frozenset[str]],
     outside: frozenset[str],
 ) -> Dependencies:
-    """`outside`: buffers that exist before the call. They are written to after every check before them has passed, and
-    every operator that may fail: such a call is repeated eagerly, and must not have changed anything."""
+    """`outside`: buffers that exist before the call. They are written to after every check before them has passed, one
+    inside a loop too, and every operator that may fail: such a call is repeated eagerly, and must not have changed
+    anything."""
     checks: list[int] = []
     last_writer: dict[str, int] = {}
     readers_since: dict[str, list[int]] = {}
@@ -339,6 +340,8 @@ def _edges(
         if not outside.isdisjoint(entry.writes):
             before.update(checks)
         if is_check(operation) or (isinstance(operation, Extern) and may_raise(operation.target)):
+            checks.append(position)
+        elif entry.survey is not None and entry.survey.checks:
             checks.append(position)
         if isinstance(operation, Extern) and operation.ordered:
             if last_ordered >= 0:

@@ -18,8 +18,8 @@ from fusewright.sizes.expressions import Dim, Expr, substitute
 @dataclass(slots=True)
 class Survey:
     """loads: distinct loads in order of first meeting. dims: every index expression met. nodes: number of distinct
-    nodes. masks, checks: number of masked parts, of checked indices. locals: names of local values. applied: names of
-    operations."""
+    nodes. masks: number of masked parts. checks: number of checked indices, and of integers' divisors that may be 0.
+    locals: names of local values. applied: names of operations."""
 
     loads: list[Load] = field(default_factory=list)
     dims: dict[Dim, None] = field(default_factory=dict)
@@ -28,6 +28,15 @@ class Survey:
     checks: int = 0
     locals: set[str] = field(default_factory=set)
     applied: set[str] = field(default_factory=set)
+
+
+_DIVISIONS = frozenset({"div", "floor_divide", "trunc_divide", "remainder", "fmod"})
+
+
+def _may_divide_by_zero(node: Apply) -> bool:
+    divisor = node.args[1]
+    known = isinstance(divisor, Constant) and divisor.value != 0
+    return not (known or node.dtype.is_floating_point or node.dtype.is_complex)
 
 
 def survey(roots: Iterable[Expression]) -> Survey:
@@ -41,6 +50,7 @@ def survey(roots: Iterable[Expression]) -> Survey:
         children: tuple[Expression, ...]
         if isinstance(node, Apply):
             found.applied.add(node.op)
+            found.checks += node.op in _DIVISIONS and _may_divide_by_zero(node)
             children = node.args
         elif isinstance(node, Load):
             found.loads.append(node)

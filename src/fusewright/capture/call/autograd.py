@@ -162,10 +162,22 @@ def _refuse(tracer: Tracer, detail: str, wanted: list[Any]) -> NoReturn:
     """Breaks the graph before something that asks for the gradients that arrive at `wanted`. Behind a cut all that was
     made before is the result of one graph, of which none is computed from another: where something has been computed
     from one of these, the frame runs eagerly instead."""
-    inside = (value for value in wanted if _is_ours(value) and tracer.world.outside(value) is None)
-    if tracer.recorder.level == "aten" and any(value.node.users for value in inside):
+    if tracer.recorder.level == "aten" and any(map(computed_from, wanted)):
         raise SkipFrame("autograd-call", detail)
     raise GraphBreak("autograd-call", detail)
+
+
+def computed_from(value: Any) -> bool:
+    """Whether the graph has computed `value`, and something from it."""
+    return _is_ours(value) and value.node.op != "placeholder" and bool(value.node.users)
+
+
+def asks_for_gradients(function: types.FunctionType) -> bool:
+    """Whether the function's own code may ask for the gradients that arrive at a variable of its."""
+    names = function.__code__.co_names
+    if "retain_grad" in names or "register_hook" in names:
+        return True
+    return "grad" in names and ("autograd" in names or function.__globals__.get("grad") is torch.autograd.grad)
 
 
 def _check_engine_call(tracer: Tracer, roots: list[Any], what: str, wanted: list[Any]) -> None:

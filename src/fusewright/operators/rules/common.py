@@ -228,8 +228,8 @@ def iterator_strides(
                     return channels_last_strides(shape)
                 if all(is_dense(t) for t in operands) and all(t.stride == first.stride for t in operands):
                     return first.stride
-            elif len(operands) == 1 and first.stride == contiguous_strides(shape):  # also of dimensions of size 1
-                return first.stride
+            elif len(operands) == 1 and 0 not in shape and first.stride == contiguous_strides(shape):
+                return first.stride  # also along dimensions of size 1
         except Undecided:  # of sizes of 2 and more, the order of the strides says the same
             if not all(known_le(2, size) for size in shape):
                 raise
