@@ -246,8 +246,9 @@ def backward(*results: Any, again: bool = False) -> None:
         try:
             if again:
                 leaves = list(_leaves(total))
-                first = torch.autograd.grad(total, leaves, create_graph=True)
-                total = total + sum(_parts(one).square().sum() for one in first)
+                # (what PyTorch names a leaf of a view made under no_grad gets no gradient)
+                first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True) if leaves else ()
+                total = total + sum(_parts(one).square().sum() for one in first if one is not None)
             total.backward()
         except RuntimeError as error:
             error.add_note(IN_BACKWARD)

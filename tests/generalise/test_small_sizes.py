@@ -324,3 +324,12 @@ def test_a_write_through_a_view_of_no_elements() -> None:
                 ours, theirs = torch.ones(shape), torch.ones(shape)
                 torch.testing.assert_close((function(ours, rows), ours), (f(theirs, rows), theirs))
         assert not [event for event in events if isinstance(event, FellBack | InternalError)]
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_a_size_that_the_general_code_divides_by_is_zero_here(backend: str) -> None:
+    def parts(x: torch.Tensor) -> torch.Tensor:
+        return x[2:].view(-1, x[2:].shape[0] + 1)
+
+    shapes = ((1, 3, 7, 7), (1, 8, 7, 33), (4, 3, 7, 7))
+    stream(parts, [(torch.randn(shape),) for shape in shapes], backend=backend)

@@ -100,6 +100,18 @@ def serves(
 ) -> dict[Expr, Dim] | None:
     """Whether the code of `general` does what `frame` does: the symbols of the former that are numbers in the latter;
     None if that cannot be shown."""
+    try:
+        return _shown(general, frame, clean)
+    except (CannotFunctionalise, ArithmeticError, RuntimeError, LookupError, ValueError):
+        # for these sizes an operator of the general code cannot be: it divides by a size that is 0, has nothing to
+        # reduce
+        return None
+
+
+def _shown(
+    general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph]
+) -> dict[Expr, Dim] | None:
+    """As `serves`; raises where the general code cannot be written for the sizes of `frame`."""
     if (
         general.graph is None
         or frame.graph is None
@@ -123,18 +135,11 @@ def serves(
     if frame.level == "torch":
         graph = _without(copy_of(general.graph), numbers)
         return fixed if same_calls(graph, frame.graph, inputs, sizes, constants) else None
-    try:
-        # What the passes make of it for larger sizes is what runs: they may drop what does nothing there.
-        compiled = clean(copy_of(general.graph))
-        written = _without(write_sizes(compiled, lambda d: substitute(d, fixed)), numbers)
-        graphs = clean(written), clean(copy_of(frame.graph))
-        if not same_for(graphs[0], graphs[1], inputs, sizes, constants):
-            return None
-    except (CannotFunctionalise, ArithmeticError, RuntimeError, LookupError, ValueError):
-        # for these sizes an operator of the general code cannot be: it divides by a size that is 0, has nothing to
-        # reduce
-        return None
-    return fixed
+    # What the passes make of it for larger sizes is what runs: they may drop what does nothing there.
+    compiled = clean(copy_of(general.graph))
+    written = _without(write_sizes(compiled, lambda d: substitute(d, fixed)), numbers)
+    graphs = clean(written), clean(copy_of(frame.graph))
+    return fixed if same_for(graphs[0], graphs[1], inputs, sizes, constants) else None
 
 
 def ones_of(frame: CapturedFrame, known: Sequence[General]) -> bool:
