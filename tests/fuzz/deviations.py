@@ -179,6 +179,18 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "attention over scores that are not finite",
+        "Eager's kernel for a CPU gives zeros for some rows of infinite scores; ours gives the NaN that softmax has.",
+        lambda found, text, examine: equal_if(
+            found, IN_RANGE + text, examine, r"attention\((\w+), (\w+), ", r"attention(in_range(\1), in_range(\2), "
+        ),
+    ),
+    Deviation(
+        "memory behind a result",
+        "A result of ours has memory for its elements; eager's reductions (`mse_loss`) may have more, which a window shows.",
+        ends=lambda ours, eager: eager is None and "are out of bounds for storage" in str(ours),
+    ),
+    Deviation(
         "gradients of a product of elements that are not finite",
         "Eager divides the product by each element; ours multiplies the others, which is the gradient.",
         lambda found, text, examine: (

@@ -263,7 +263,7 @@ class _Attempt:
         broken = self.broken if self.reached else None
         if broken is not None and recorder.level == "aten" and asks_for_gradients(tracer.function):
             if any(computed_from(value) for value in finished.outputs):
-                raise _skipped(broken, "the function may ask for the gradient of a tensor that others are computed from")
+                raise _skipped(broken, "it may ask for the gradient of a tensor that others are computed from")
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
