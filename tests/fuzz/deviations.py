@@ -38,6 +38,8 @@ def unused(found: Difference, text: str, examine: Examine) -> bool:
     body, bound = ast.parse("seen = []").body, {one.arg for one in program.args.args}
     for statement in program.body:
         body.append(statement)
+        if isinstance(statement, ast.Expr):  # what has no name
+            statement.value = ast.Call(ast.Name("kept", ast.Load()), [ast.Name("seen", ast.Load()), statement.value], [])
         if isinstance(statement, ast.Return):
             statement.value = ast.Tuple([statement.value or ast.Constant(None), ast.Name("seen")])
         elif isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.With):

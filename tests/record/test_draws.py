@@ -157,6 +157,22 @@ def test_a_call_that_is_repeated_draws_once(training: bool, mode: Mode) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
+def test_a_call_whose_layout_is_refused_has_drawn_once() -> None:
+    """What is looked for among few elements must lie in one line; over varying sizes only the operator knows."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand(x.shape[0]) * torch.isin(x, x).sum()
+
+    found = []
+    for run in (function, fusewright.compile(function)):
+        torch.manual_seed(4)
+        run(torch.ones(7, 2))
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            run(torch.ones(4, 4)[::2])
+        found.append(torch.rand(2))
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
 def test_a_call_with_a_constant_place_out_of_bounds_has_drawn_once(backend: str) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:

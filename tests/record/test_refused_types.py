@@ -24,13 +24,18 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "a convolution": lambda: F.conv1d(torch.zeros(1, 3, 8, dtype=Int), torch.zeros(4, 3, 3)),
     "layer norm": lambda: F.layer_norm(torch.zeros(3, 4), (4,), torch.zeros(4, dtype=Int), torch.zeros(4)),
     "group norm": lambda: F.group_norm(torch.zeros(3, 4, dtype=Int), 2),
+    "a number too large": lambda: torch.full((2,), 300, dtype=torch.uint8),
+    "a number of another kind": lambda: torch.zeros(2, dtype=torch.uint8).masked_fill(torch.tensor([True, False]), -1.5),
+    "a half too large": lambda: torch.zeros(2, dtype=torch.float16).fill_(1e6),
+    "a number for some places": lambda: torch.zeros(2, dtype=Int).scatter(0, torch.tensor([1]), 1e30),
     "batch norm": lambda: F.batch_norm(torch.zeros(3, 4, dtype=Int), torch.zeros(4), torch.zeros(4)),
 }
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("uses", [True, False])
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_state_after_an_error_is_eagers(name: str, backend: str) -> None:
+def test_the_state_after_an_error_is_eagers(name: str, uses: bool, backend: str) -> None:
     refused = REFUSED[name]
 
     def run(compiles: bool) -> tuple[object, ...]:
@@ -39,7 +44,8 @@ def test_the_state_after_an_error_is_eagers(name: str, backend: str) -> None:
         def program(x: torch.Tensor) -> torch.Tensor:
             y = norm(x)
             log.append(1)
-            return refused() + y.sum()
+            result = refused()
+            return result + y.sum() if uses else y
 
         function = fusewright.compile(program, backend=backend) if compiles else program
         for factor in (1.0, 2.0):

@@ -16,6 +16,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import shares_in_part, shares_memory, view_chain
+from fusewright.operators.rules.common import holds
 from fusewright.operators.schema import argument, facts
 from fusewright.record.special_operators import SCALAR_READ
 from fusewright.record.traced_tensor import DATA_METHODS, TracedTensor, check_window
@@ -77,6 +78,27 @@ def _refuses_types(func: OpOverload, args: tuple[object, ...]) -> bool:
         return not all(type_.is_floating_point for type_ in types)
     numbers = all(type_.is_floating_point or type_.is_complex for type_ in types)
     return len(types) > 1 or torch.bool in types or not (numbers or tensors[0].device.type == "cpu")
+
+
+# Operators that write a number as it is, and its position.
+_WRITES_NUMBER: dict[OpOverload, int] = {
+    **dict.fromkeys((aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill_.Scalar), 1),
+    **dict.fromkeys((aten.new_full.default, aten.masked_fill.Scalar, aten.masked_fill_.Scalar), 2),
+    **dict.fromkeys((aten.scatter.value, aten.scatter_.value), 3),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill_.int_Scalar), 3),
+}
+
+
+def _refuses_number(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether the dtype does not hold the number, which a kernel would say at each call, or never where nobody asks for
+    the result. (An unsigned type takes the negative of what it holds.)"""
+    place = _WRITES_NUMBER.get(func)
+    number = None if place is None else argument(func, args, kwargs, place)
+    dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None) if number is not None else None
+    if type(number) not in (int, float) or not isinstance(dtype, torch.dtype):
+        return False
+    wraps = type(number) is int and not dtype.is_signed
+    return not holds(dtype, abs(number) if wraps else number)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -146,6 +168,8 @@ def check(
             raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
     if _refuses_types(func, args):
         raise GraphBreak("operator-failed", f"{func} of operands of these types")
+    if _refuses_number(func, args, kwargs):
+        raise GraphBreak("operator-failed", f"{func} of a number that the dtype does not hold")
     if func is aten.index.Tensor:
         indices: tuple[object, ...] = args[1]  # type: ignore[assignment]
         if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):
