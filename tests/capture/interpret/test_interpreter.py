@@ -215,6 +215,36 @@ def test_a_generator_that_would_be_closed_by_another_skips_the_frame():
         assert log == []
 
 
+RUN_ON = {
+    "to its end": list,
+    "in a loop": lambda inner: [value for value in inner],
+    "one step": next,
+    "sent to": lambda inner: inner.send(None),
+    "closed": lambda inner: inner.close(),
+    "delegated to again": lambda inner: [*(yield_from(inner))],
+}
+
+
+def yield_from(inner):
+    yield from inner
+
+
+@pytest.mark.parametrize("name", RUN_ON)
+def test_a_generator_that_another_had_closed_does_not_run_on(name):
+    """Behind it nothing is left that would tell: the callee's variables are gone, and the generator has ended."""
+    run_on = RUN_ON[name]
+
+    def callee():
+        inner = (value for value in (1, 2))
+        found = next(yield_from(inner))
+        run_on(inner)
+        return found
+
+    with pytest.raises(SkipFrame) as caught:
+        run(lambda: callee() + 1)
+    assert caught.value.code == "generator-abandoned"
+
+
 def test_a_generator_left_inside_a_try_whose_handler_does_nothing_is_closed():
     def generate(values):
         while True:

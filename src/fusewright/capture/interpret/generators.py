@@ -52,7 +52,7 @@ class InterpretedGenerator:
         if name == "gi_suspended":
             return self.started and not self.running and not self.frame.finished
         if name == "gi_yieldfrom":
-            return self._delegate()
+            return self.delegate()
         if name in ("__name__", "__qualname__"):
             return getattr(self.frame.function, name)
         raise GraphBreak("frame-access", f"{name} of a generator")
@@ -72,7 +72,7 @@ class InterpretedGenerator:
         if value is not NULL and VERSION >= (3, 12):
             self.tracer.call(warnings.warn, (THROW_OF_PARTS, DeprecationWarning))
         error = _normalised(kind, None if value is NULL else value)
-        inner = self._delegate()
+        inner = self.delegate()
         return self._resume(None, error) if inner is None else self._throw_into(inner, error)
 
     def close(self) -> object:
@@ -81,7 +81,7 @@ class InterpretedGenerator:
         if not self.started:
             self.frame.finished = True
             return None
-        inner = self._delegate()
+        inner = self.delegate()
         error: BaseException = GeneratorExit()
         self.tracer.set_context(error)
         if inner is not None:
@@ -136,7 +136,7 @@ class InterpretedGenerator:
         `except` of ours.)"""
         tracer, frame, handling = self.tracer, self.frame, self.handling
         handling.previous, tracer.handling = tracer.handling, handling
-        tracer.note_suspension(self, False)
+        tracer.note_resumption(self)
         given: object = None
         finished_by: BaseException | None = None
         try:
@@ -168,7 +168,7 @@ class InterpretedGenerator:
             handler = info.handlers[handler.target]
         return handler is None or info.instructions[handler.target].operand == "INTRINSIC_STOPITERATION_ERROR"
 
-    def _delegate(self) -> Any:
+    def delegate(self) -> Any:
         """The iterator that a suspended `yield from` delegates to."""
         frame = self.frame
         if frame.finished or not self.started or self.running:
@@ -180,7 +180,7 @@ class InterpretedGenerator:
     def closes_another(self, noted: set[InterpretedGenerator]) -> bool:
         """Whether closing it here would close an iterator that others than the capture's notes hold too, or one that
         has something to say to that."""
-        inner = self._delegate()
+        inner = self.delegate()
         if isinstance(inner, InterpretedGenerator):
             frame = self.frame
             own = sum(held is inner for held in (*frame.stack, *frame.locals)) + (inner in noted)
