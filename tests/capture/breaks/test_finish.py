@@ -180,6 +180,7 @@ def test_an_iterator_goes_on_where_it_stood(make: Callable[[], Any]) -> None:
         lambda: iter(range(2)), lambda: iter({"a": 1}), lambda: iter({"a": 1}.values()), lambda: iter({1, 9}),
         lambda: iter(collections.deque([1])), lambda: reversed([1, 2]), lambda: reversed((1, 2)), lambda: reversed({1: 2}),
         lambda: enumerate([1]), lambda: zip([1], [2]), lambda: map(str, [1]), lambda: filter(None, [1]),
+        lambda: itertools.islice([1, 2], 1),
     ],
 )  # fmt: skip
 def test_an_iterator_that_has_ended_keeps_its_kind(make: Callable[[], Any]) -> None:
@@ -193,6 +194,29 @@ def test_an_iterator_that_has_ended_keeps_its_kind(make: Callable[[], Any]) -> N
 
     eager, ours = f(numbers()), fusewright.compile(f)(numbers())
     assert said(eager[0]) == said(ours[0]) and eager[1] == ours[1]
+
+
+@pytest.mark.parametrize("left", range(4))
+@pytest.mark.parametrize("taken", range(3))
+@pytest.mark.parametrize("make", [iter, reversed])
+def test_an_iterator_over_a_list_that_becomes_shorter(make: Callable[..., Any], taken: int, left: int) -> None:
+    """Where it has come farther than the list goes it has not ended: it sees what is added."""
+
+    def f(x: torch.Tensor) -> Any:
+        held = [1, 2, 3]
+        iterator = make(held)
+        for _ in range(taken):
+            next(iterator)
+        del held[left:]
+        return iterator, held, x + 1
+
+    seen = []
+    for function in (f, fusewright.compile(f)):
+        iterator, held, _ = function(numbers())
+        given = [iterator.__length_hint__(), iterator.__reduce__()[2:]]
+        held += [7, 8]
+        seen.append([*given, *iterator])
+    assert seen[0] == seen[1]
 
 
 def pieces(log: list[Any]) -> Any:

@@ -90,6 +90,14 @@ def iterated(iterator: Any) -> tuple[Any, ...]:
     return held[0], size - iterator.__length_hint__()
 
 
+def stands_outside(iterator: Any) -> bool:
+    """Whether the list that it goes over has become shorter than the iterator has come. No other can be put there."""
+    maker, args, *state = iterator.__reduce__()
+    if type(iterator) not in (type(iter([])), type(reversed([]))) or not state:
+        return False
+    return state[0] > list.__len__(args[0]) - (maker is not iter)
+
+
 class Code(Protocol):
     """The code under construction (finish.py)."""
 

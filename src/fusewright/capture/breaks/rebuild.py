@@ -13,6 +13,7 @@ import enum
 import functools
 import gc
 import inspect
+import itertools
 import sys
 import types
 import weakref
@@ -69,6 +70,7 @@ from fusewright.capture.breaks.contents import (
     iterated,
     reaches_itself,
     slot_contents,
+    stands_outside,
     viewed,
 )
 from fusewright.capture.call import transforms as call_transforms
@@ -253,7 +255,9 @@ def _must_be_unchanged(code: Code, held: Any) -> None:
 
 def _build_iterator(code: Code, value: Any) -> str:
     maker, args, *state = value.__reduce__()
-    if not state and (row := ENDED_ITERATORS.get(type(value))) is not None:
+    ended = type(value) is itertools.islice and len(args) == 2  # (one that has not ended names all of its bounds)
+    row = code.bind("islice", itertools.islice) + "((), 0)" if ended else ENDED_ITERATORS.get(type(value))
+    if row is not None and (ended or not state):
         name = code.start(value, row)
         code.lines.append(f"list({name})")
         return name
@@ -266,6 +270,8 @@ def _build_iterator(code: Code, value: Any) -> str:
                 raise GraphBreak("cannot-rebuild", "an iterator over what the call has changed")
     arguments = ", ".join(code.expression(argument) for argument in args)
     maker = own_maker(maker, args)
+    if stands_outside(value):
+        raise GraphBreak("cannot-rebuild", "an iterator over what has become shorter than the iterator has come")
     if maker is reversed and isinstance(classes.lookup(type(args[0]), "__len__"), types.FunctionType):
         raise GraphBreak("cannot-rebuild", f"a reversed iterator over a {type(args[0]).__qualname__}")  # it asks again
     text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({arguments})"
