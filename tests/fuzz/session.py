@@ -234,9 +234,9 @@ UNSEEN = ("program", "SETTINGS", "__builtins__", "__warningregistry__")  # warni
 TOLD = (KeyError, AttributeError, ZeroDivisionError, StopIteration, AssertionError, NameError, UnboundLocalError)
 
 
-def backward(*results: Any, again: bool = False) -> None:
+def backward(*results: Any, again: bool = False, apart: bool = False) -> None:
     """Takes the gradient of a sum of everything that has one, with weights that differ. `again`: also the gradient of the
-    gradient's squares."""
+    gradient's squares. `apart`: in a backward of their own."""
     total: Any = 0
     for number, leaf in enumerate(pytree.tree_leaves(results)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -247,7 +247,11 @@ def backward(*results: Any, again: bool = False) -> None:
             if again:
                 leaves = list(_leaves(total))
                 first = torch.autograd.grad(total, leaves, create_graph=True)
-                total = total + sum(_parts(one).square().sum() for one in first)
+                squares = sum(_parts(one).square().sum() for one in first)
+                if not apart:
+                    total = total + squares
+                elif isinstance(squares, torch.Tensor) and squares.requires_grad:
+                    squares.backward(retain_graph=True)
             total.backward()
         except RuntimeError as error:
             error.add_note(IN_BACKWARD)
