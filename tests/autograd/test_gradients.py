@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import fusewright
 from fusewright.autograd import halves
@@ -370,8 +371,9 @@ def test_gradients_of_gradients_beside_running_statistics() -> None:
         (first,) = torch.autograd.grad(run(x).pow(3).sum(), x, create_graph=True)
         return torch.autograd.grad(first.pow(2).sum(), x)[0]
 
-    net = nn.BatchNorm1d(3)
-    torch.testing.assert_close(second(fusewright.compile(net)), second(net))
+    net, copied = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    torch.testing.assert_close(second(fusewright.compile(net)), second(copied))
+    torch.testing.assert_close(net.state_dict(), copied.state_dict())
 
 
 VIEWS_THAT_ARE_WRITTEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -443,3 +445,85 @@ def test_gradients_of_gradients_through_a_write_that_autograd_does_not_see(name:
         second = torch.autograd.grad(first[0].pow(2).sum(), (x, w), materialize_grads=True)
         found.append([one.detach() for one in (*first, *second)])
     torch.testing.assert_close(found[1], found[0])
+
+
+class _Doubled(torch.autograd.Function):
+    """Computes in place, in memory of its own, and takes a size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, size: torch.Size) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        y = x.clone()
+        y[0].mul_(2)
+        return y.reshape(-1)[: size.numel()].reshape(size)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        return g * 3 * ctx.saved_tensors[0], None
+
+
+def _hooked(x: torch.Tensor, factor: float = 3.0) -> torch.Tensor:
+    """A hook belongs to the value that the tensor has when it is registered."""
+    y = x.sin()
+    y.register_hook(lambda g: g * factor)
+    part = y.view(-1)[:2]
+    part.register_hook(lambda g: g * 5)
+    part.mul_(x.cos().sum())
+    part.register_hook(lambda g: g * g)
+    y.register_hook(lambda g: g.sin())
+    y.add_(1)
+    return (y * y).sum() + part.exp().sum()
+
+
+def _hooked_before_it_is_left(x: torch.Tensor) -> torch.Tensor:
+    y, z = x.sin(), x.cos()
+    y.register_hook(lambda g: g * 2)
+    F.rms_norm(z, z.shape).register_hook(lambda g: g)
+    return (y.take(torch.tensor([1, 2])).cumprod(0) * z.fill_(2).sum()).clamp(-3, 3)
+
+
+def _drawn(x: torch.Tensor) -> torch.Tensor:
+    """Numbers of which some are not used, and values that are overwritten by them."""
+    y, dropped = x.cos(), x.sin()
+    dropped.kron(x).normal_()
+    y[1].uniform_()
+    return y * dropped.bernoulli_(0.5) * x * x.sin().normal_()
+
+
+def _with_a_constant(x: torch.Tensor) -> torch.Tensor:
+    steps = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    steps.add_(1)
+    return (x**2) ** steps
+
+
+REPEATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "hooks": _hooked, "hooks of what is not returned": _hooked_before_it_is_left, "draws": _drawn, "constant": _with_a_constant,
+    "custom function": lambda x: (_Doubled.apply(x.sin(), x.shape) * x).mul_(x),
+    "custom function of what is written to": lambda x: _Doubled.apply(x.sin().mul_(x), x.shape).sin(),
+    "infinite derivative": lambda x: (x - x).log().zero_() + x**3, "filled": lambda x: (x - x).log().fill_(2) * x.sin(),
+    "copied over": lambda x: (x - x).log().copy_(x.exp()) * x, "logit": lambda x: (x * 9).logit(0.1).zero_().cos() * x.exp(),
+    "complex part": lambda x: torch.view_as_real(torch.complex(x, x * 2).narrow(-1, 0, 1).zero_()) * x.sum() ** 2,
+    "part of complex": lambda x: torch.view_as_real(_zeroed(torch.complex(x.sin(), x * x))),
+}  # fmt: skip
+
+
+def _zeroed(z: torch.Tensor) -> torch.Tensor:
+    z.narrow(-1, 0, 1).zero_()
+    z[0].mul_(2)
+    z.diagonal().fill_(2)
+    return z * z
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", REPEATED)
+def test_gradients_of_gradients_run_the_forward_again_as_it_was(name: str, dynamic: bool) -> None:
+    """Writes, draws and the program's own code: twice, since nothing that was there before may change."""
+    compiled, found = fusewright.compile(REPEATED[name], dynamic=dynamic, options={"fallback_random": True}), []
+    for function in (REPEATED[name], compiled):
+        torch.manual_seed(0)
+        x = torch.linspace(-1, 1.5, 6, dtype=torch.float64).reshape(3, 2).requires_grad_()
+        for _ in range(2):
+            (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+            second = torch.autograd.grad(first.square().sum(), x, materialize_grads=True, allow_unused=True)
+            found.append([first.detach(), *second])
+    torch.testing.assert_close(found[2:], found[:2], equal_nan=True)

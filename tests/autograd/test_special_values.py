@@ -101,6 +101,20 @@ def test_of_elements(name: str, dtype: torch.dtype) -> None:
         agree(OF_ELEMENTS[name], compiled, x, tangent)
 
 
+@pytest.mark.parametrize("name", sorted(OF_ELEMENTS.keys() - {"hardsigmoid"}))  # PyTorch has none of it
+def test_gradients_of_gradients_of_elements(name: str) -> None:
+    function, found = OF_ELEMENTS[name], []
+    for run in (function, fusewright.compile(function)):
+        x = torch.tensor(VALUES).repeat_interleave(64).requires_grad_()
+        y = run(x)
+        if y.requires_grad:
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            found.append([first.detach()])
+            if first.requires_grad:
+                found[-1] += torch.autograd.grad(first.square().sum(), x, materialize_grads=True)
+    torch.testing.assert_close(found[1:], found[:1], equal_nan=True, rtol=1e-4, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_of_rows(name: str) -> None:
     compiled = fusewright.compile(OF_ROWS[name])

@@ -201,6 +201,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "gradients that are added to gradients of gradients",
+        "Ours are added behind the compiled function, eager's at each step of it: of infinities, one sum may be NaN. Equal once "
+        "each has a backward of its own.",
+        lambda found, text, examine: (
+            ".grad" in found.where and equal_if(found, text, examine, r"again=True", "again=True, apart=True")
+        ),
+    ),
+    Deviation(
         "normalisations of numbers whose squares overflow",
         "Each of eager's kernels gives something else (0, or NaN): they sum squares in floats, in doubles, or not at all. "
         "Equal once the numbers are below 1e17.",

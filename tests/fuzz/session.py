@@ -234,9 +234,9 @@ UNSEEN = ("program", "SETTINGS", "__builtins__", "__warningregistry__")  # warni
 TOLD = (KeyError, AttributeError, ZeroDivisionError, StopIteration, AssertionError, NameError, UnboundLocalError)
 
 
-def backward(*results: Any, again: bool = False) -> None:
+def backward(*results: Any, again: bool = False, apart: bool = False) -> None:
     """Takes the gradient of a sum of everything that has one, with weights that differ. `again`: also the gradient of the
-    gradient's squares."""
+    gradient's squares. `apart`: in a backward of their own."""
     total: Any = 0
     for number, leaf in enumerate(pytree.tree_leaves(results)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -246,9 +246,13 @@ def backward(*results: Any, again: bool = False) -> None:
         try:
             if again:
                 leaves = list(_leaves(total))
-                # (what PyTorch names a leaf of a view made under no_grad gets no gradient)
+# (what PyTorch names a leaf of a view made under no_grad gets no gradient)
                 first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True) if leaves else ()
-                total = total + sum(_parts(one).square().sum() for one in first if one is not None)
+                squares = sum(_parts(one).square().sum() for one in first if one is not None)
+                if not apart:
+                    total = total + squares
+                elif isinstance(squares, torch.Tensor) and squares.requires_grad:
+                    squares.backward(retain_graph=True)
             total.backward()
         except RuntimeError as error:
             error.add_note(IN_BACKWARD)

@@ -339,8 +339,8 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
     if halves.replay is None:
         raise RuntimeError(
             "fusewright: gradients of gradients (create_graph=True) need a custom autograd.Function or a tensor hook "
-            "of the compiled function once more, and it cannot be run again: it has side effects, takes an argument "
-            "that may change, or stands beside an in-place operation. Keep it out of the compiled function, or compile "
+            "of the compiled function once more, and it cannot be run again: it has side effects, holds or takes "
+            "what may change, or writes to an argument. Keep it out of the compiled function, or compile "
             "with fusewright.disable around it."
         )
     inputs = ctx.inputs

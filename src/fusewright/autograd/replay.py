@@ -1,10 +1,10 @@
 """Running the recorded forward operators again, under PyTorch's own autograd: for gradients of gradients.
 
 Takes the graph as it was recorded (forward and backward operators, writes included); gives a callable (*inputs) → the
-graph's outputs, with their history. Always holds: nothing is written to (the graph is made functional first, and what
-it would write at its end is left out); what ran without autograd in the program runs without it here; a custom autograd
-function is applied natively, so that its own rules hold; an input that the call has changed since is not taken for what
-it was: that is an error.
+graph's outputs, with their history. Always holds: writes are made in place, so that their gradients are PyTorch's, but
+none reaches an input (it is copied first); what ran without autograd in the program runs without it here; a custom
+autograd function is applied natively, so that its own rules hold; an input that the call has changed since is not taken
+for what it was: that is an error.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 from fusewright.autograd.halves import CHANGED
 from fusewright.autograd.joint import output_node
+from fusewright.capture.border.aliasing import written_arguments
+from fusewright.graph.nodes import leaves
 from fusewright.graph.passes.clean.functionalise import functionalise
-from fusewright.operators.schema import HIDDEN_WRITES, facts, written_by
-from fusewright.record.applications import Application, Hook
+from fusewright.operators.overlap import view_chain
+from fusewright.operators.schema import HIDDEN_WRITES, written_by
+from fusewright.record.applications import Application, Hook, Shape
 from fusewright.sizes.expressions import Expr, evaluate
 
 Replay = Callable[..., tuple[Any, ...]]
@@ -34,18 +35,14 @@ def replay(
     outputs: int,
     constants: dict[str, torch.Tensor],
     user_code: tuple[Application | Hook, ...] = (),
-) -> Replay | None:
+) -> Replay:
     """`inputs`, `outputs`: how many placeholders and outputs of the recorded graph are the forward's. Prepared at the
-    first call. `user_code` is called again, natively. None where it stands beside writes, which only another graph than
-    the recorded one is free of."""
-    if user_code and any(isinstance(node.target, OpOverload) and facts(node.target).written for node in recorded.nodes):
-        return None
+    first call. `user_code` is called again, natively."""
     prepared: list[_Program] = []
 
     def run(*values: Any) -> tuple[Any, ...]:
         if not prepared:
-            graph = recorded if user_code else functionalise(recorded, histories=True)
-            prepared.append(_Program(graph, inputs, outputs, user_code))
+            prepared.append(_Program(recorded, inputs, outputs, user_code))
         if prepared[0].changed:
             raise RuntimeError(CHANGED)
         return prepared[0].run(values, constants)
@@ -61,34 +58,41 @@ class _Program:
     ) -> None:
         self.wanted: tuple[Any, ...] = tuple(output_node(graph).args[0])[:outputs]  # type: ignore[arg-type]
         self.inside = {node: one for one in user_code if isinstance(one, Application) for node in one.nodes}
-        self.hooks: dict[torch.fx.Node, list[Callable[..., Any]]] = {}
+        self.nodes, self.written = self._needed(graph, inputs)
+        self.hooks: dict[torch.fx.Node, list[Hook]] = {}  # by the node behind which they are registered
+        places = {node: place for place, node in enumerate(graph.nodes)}
         for one in user_code:
-            if isinstance(one, Hook):
-                self.hooks.setdefault(one.tensor, []).append(one.hook)
-        roots = [item for item in self.wanted if isinstance(item, torch.fx.Node)]
-        self.nodes = self._needed(graph, roots, inputs)
-        self.changed = _reads_what_changes(graph, roots)
+            if isinstance(one, Hook) and one.tensor in self.nodes:
+                last = max((node for node in self.nodes if places[node] <= places[one.after]), key=places.__getitem__)
+                self.hooks.setdefault(last, []).append(one)
+        inputs_change = any(node.op == "placeholder" for node in self.written)
+        self.changed = inputs_change and _reads_what_changes(functionalise(graph), outputs)
 
-    def _needed(self, graph: torch.fx.Graph, roots: list[torch.fx.Node], inputs: int) -> list[torch.fx.Node]:
-        """The forward's placeholders and what `roots` are computed from, in order."""
+    def _needed(self, graph: torch.fx.Graph, inputs: int) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
+        """The forward's placeholders and what its outputs are computed from, in order; and what is written to of that
+        which was there before. Every draw of random numbers is made again, so that each gets the numbers that it got.
+        """
+        writes: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # by what has the memory
+        pending = _nodes(self.wanted)
+        for node in graph.nodes:
+            if node.op == "call_function" and "backward" not in node.meta:
+                pending += [node] if node.meta.get("random") else []
+                for one in _nodes(written_arguments(node)):
+                    writes.setdefault(view_chain(one)[0], []).append(node)
         seen: set[torch.fx.Node] = set()
-        pending = list(roots)
         while pending:
             node = pending.pop()
             if node in seen:
                 continue
             seen.add(node)
-            pending += node.all_input_nodes
+            pending += [*node.all_input_nodes, *writes.get(node, ())]
             application = self.inside.get(node)
             if application is not None:
-                pending += application.nodes
-                pending += [item for item in tree_leaves(application.args) if isinstance(item, torch.fx.Node)]
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        # Every draw of random numbers is made again, so that each gets the numbers that it got.
-        drawn = {node for node in graph.nodes if node.op == "call_function" and node.meta.get("random")}
-        return placeholders[:inputs] + [
-            node for node in graph.nodes if node.op != "placeholder" and (node in seen or node in drawn)
-        ]
+                pending += [*application.nodes, *_nodes(application.args)]
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"][:inputs]
+        kept = [node for node in graph.nodes if node.op != "placeholder" and node in seen]
+        given = {node for node in seen if node.op in ("placeholder", "get_attr")}
+        return placeholders + kept, given & writes.keys()
 
     def run(self, values: tuple[Any, ...], constants: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         environment: dict[torch.fx.Node, Any] = {}
@@ -107,32 +111,33 @@ class _Program:
             elif node.target is operator.getitem:
                 environment[node] = environment[node.args[0]][node.args[1]]  # type: ignore[index]
             else:
+                args, kwargs = _resolved((node.args, node.kwargs), environment, sizes)
                 with torch.set_grad_enabled(not node.meta.get("no_grad") and application is None):
-                    args, kwargs = _resolved((node.args, node.kwargs), environment, sizes)
-                    environment[node] = _DIFFERENTIATED.get(node.target, node.target)(*args, **kwargs)  # type: ignore
-                before = environment.get(node.meta.get("history_of"))  # type: ignore[arg-type]
-                if isinstance(before, torch.Tensor) and before.requires_grad:
-                    environment[node] = _Written.apply(before, environment[node])
-            if application is None:
-                self._hook(node, environment)
-            elif node is application.nodes[-1]:
+                    environment[node] = _INSTEAD.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
+            if node in self.written:
+                environment[node] = environment[node].clone()
+            if application is not None and node is application.nodes[-1]:
                 _apply(application, environment, sizes)
-                for output in application.outputs:
-                    self._hook(output, environment)
+            for hook in self.hooks.get(node, ()):
+                if environment[hook.tensor].requires_grad:
+                    environment[hook.tensor].register_hook(hook.hook)
         return tuple(_resolved(item, environment, sizes) for item in self.wanted)
 
-    def _hook(self, node: torch.fx.Node | None, environment: dict[torch.fx.Node, Any]) -> None:
-        for hook in self.hooks.get(node, ()):  # type: ignore[arg-type]
-            if environment[node].requires_grad:  # type: ignore[index]
-                environment[node].register_hook(hook)  # type: ignore[index]
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {torch.ops.aten.detach.default: lambda tensor: tensor.data}
+"""What runs in an operator's place: `detach` stands for `data` too, a write to which does not count as one."""
 
 
-def _reads_what_changes(graph: torch.fx.Graph, roots: list[torch.fx.Node]) -> bool:
-    """Whether `roots` depend on an input that takes a new value at the graph's end. Running statistics, which a batch
-    normalisation by its own statistics only hands on, are none that it depends on."""
+def _nodes(value: Any) -> list[torch.fx.Node]:
+    return [item for item in leaves(value) if isinstance(item, torch.fx.Node)]
+
+
+def _reads_what_changes(graph: torch.fx.Graph, outputs: int) -> bool:
+    """Whether one of so many outputs of a functional graph depends on an input that takes a new value at its end.
+    Running statistics, which a batch normalisation by its own statistics only hands on, are none that it depends on."""
     changed = {node.args[0] for node in graph.nodes if node.target is torch.ops.aten.copy_.default}
     seen: set[Any] = set()
-    pending = list(roots) if changed else []
+    pending = _nodes(output_node(graph).args[0][:outputs])  # type: ignore[index]
     while pending:
         node = pending.pop()
         if node in seen:
@@ -162,32 +167,6 @@ def _apply(application: Application, environment: dict[torch.fx.Node, Any], size
         environment[node] = value
 
 
-def _as_strided_scatter(
-    base: torch.Tensor, value: torch.Tensor, size: Any, stride: Any, offset: int | None = None
-) -> torch.Tensor:
-    """As a write to a view. PyTorch's gradient of the operator has what was written over, and nothing else."""
-    result = base.new_empty_strided(base.shape, base.stride()).copy_(base)
-    start = None if offset is None else offset - base.storage_offset()
-    result.as_strided(size, stride, start).copy_(value)
-    return result
-
-
-_DIFFERENTIATED: dict[Any, Callable[..., Any]] = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
-"""What runs in an operator's place, whose gradient in PyTorch is not that of its values."""
-
-
-class _Written(torch.autograd.Function):
-    """A tensor that was written to under no_grad: the new value, with the gradient of the value before."""
-
-    @staticmethod
-    def forward(ctx: Any, before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return gradient, None
-
-
 def _resolved(value: Any, environment: dict[torch.fx.Node, Any], sizes: dict[Any, int]) -> Any:
     """An argument with nodes and symbolic sizes replaced by their values."""
     if isinstance(value, torch.fx.Node):
@@ -196,7 +175,8 @@ def _resolved(value: Any, environment: dict[torch.fx.Node, Any], sizes: dict[Any
         return evaluate(value, sizes)
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         items = [_resolved(item, environment, sizes) for item in value]
-        return items if isinstance(value, list) else tuple(items)
+        kind = torch.Size if isinstance(value, Shape) else list if isinstance(value, list) else tuple
+        return kind(items)
     if isinstance(value, dict):
         return {key: _resolved(item, environment, sizes) for key, item in value.items()}
     return value

@@ -99,7 +99,7 @@ class Builder:
         return self.call(aten.permute.default, dense, back)
 
 
-MARKS = ("no_grad", "recompute", "keeps_history", "backward")
+MARKS = ("no_grad", "recompute", "backward")
 """What a node's meta says of autograd, which holds for what stands in its place, too."""
 
 

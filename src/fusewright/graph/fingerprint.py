@@ -23,10 +23,7 @@ from fusewright.sizes.expressions import Expr, bounds, free_symbols, to_tuples
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType
 
-DESCRIPTIVE = frozenset({
-    "location", "example_value", "leaf", "history", "no_grad", "recompute", "env", "keeps_history", "history_of",
-    "tangent",
-})  # fmt: skip
+DESCRIPTIVE = frozenset({"location", "example_value", "leaf", "history", "no_grad", "recompute", "env", "tangent"})
 LARGEST_CONSTANT = 64 << 20
 """Bytes of the largest constant that is read to be compared; a graph with a larger one has no fingerprint."""
 

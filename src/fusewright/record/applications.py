@@ -14,6 +14,10 @@ import torch.fx
 from fusewright.base.records import dataclass
 
 
+class Shape(tuple[Any, ...]):
+    """A torch.Size, some of whose numbers are expressions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Application:
     """`function(*args)`, whose operators were recorded as `nodes` and whose result's tensors as `outputs` (None: no
@@ -30,7 +34,8 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """`hook` is called with the gradient of `tensor`."""
+    """`hook` is called with the gradient of `tensor`, as that is behind the node `after`."""
 
     tensor: torch.fx.Node
+    after: torch.fx.Node
     hook: Callable[..., Any]

@@ -380,10 +380,6 @@ class Recorder:
             # The gradient of an extension's operator is an autograd function, whose forward runs without autograd.
             if not torch.is_grad_enabled() and not (self._grad_mode and func.namespace not in _OWN):
                 meta["no_grad"] = True
-                for index in known.written:
-                    written = argument(func, args, kwargs, index)
-                    if isinstance(written, torch.Tensor) and written.requires_grad:
-                        meta["keeps_history"] = True  # its gradient still is that of the value before
             if self.recompute:
                 meta["recompute"] = True
         result = self._results(known, func, args, kwargs, node, result_type)

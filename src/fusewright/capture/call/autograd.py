@@ -17,19 +17,20 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame
+from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, registration, stamp
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
-from fusewright.operators.schema import facts
-from fusewright.record.applications import Application, Hook
+from fusewright.graph.nodes import leaves
+from fusewright.operators.overlap import view_chain
+from fusewright.record.applications import Application, Hook, Shape
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.symint import dim_of
 
@@ -75,10 +76,8 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     result = unwatched(_stand_in(tracer, cls).apply, *values)
     nodes = tuple(reversed(list(itertools.takewhile(lambda node: node is not last, reversed(recorder.graph.nodes)))))
     outputs = tuple(one.node if isinstance(one, TracedTensor) else None for one in _flat(result))
-    in_place = any(
-        node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).written
-        for node in nodes
-    )
+    written = (view_chain(one)[0] for node in nodes for one in leaves(written_arguments(node)) if one is not None)
+    in_place = any(root not in nodes for root in written)
     repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
     apart = not repeatable or any(node is not None and node not in nodes for node in outputs)
     _note_user_code(tracer, None if apart else Application(cls.apply, again, nodes, outputs))
@@ -105,10 +104,10 @@ def _argument_again(value: Any) -> Any:
         return value.node
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return dim_of(value) if isinstance(value, torch.SymInt) else _Varying
-    if type(value) in (tuple, list):
+    if type(value) in (tuple, list, torch.Size):
         items = [_argument_again(item) for item in value]
-        return _Varying if _Varying in items else type(value)(items)
-    return value if type(value) in _CONSTANT or value is None else _Varying
+        return _Varying if _Varying in items else Shape(items) if type(value) is torch.Size else type(value)(items)
+    return value if _is_constant(value) else _Varying
 
 
 _CONSTANT = frozenset(
@@ -309,9 +308,27 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
         # what it holds may be of this call alone
-        held = not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
-        _note_user_code(tracer, None if held else Hook(tensor.node, hook))
+        after = next(iter(reversed(tracer.recorder.graph.nodes)))
+        _note_user_code(tracer, Hook(tensor.node, after, hook) if _is_same_again(hook) else None)
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
+
+
+def _is_same_again(hook: Any) -> bool:
+    """Whether a hook holds nothing that may be of this call alone."""
+    if not isinstance(hook, types.FunctionType):
+        return False
+    try:
+        held = [cell.cell_contents for cell in hook.__closure__ or ()]
+    except ValueError:  # nothing yet
+        return False
+    held += [*(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values()]
+    return all(map(_is_constant, held))
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return type(value) in (tuple, torch.Size) and all(map(_is_constant, value))
+    return value is None or type(value) in _CONSTANT
 
 
 def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> Any:

@@ -66,16 +66,12 @@ class _Ref:
     aliases: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
 
 
-def functionalise(
-    graph: torch.fx.Graph, context: PassContext | None = None, histories: bool = False
-) -> torch.fx.Graph:
-    """See the head of this file. `histories`: autograd will see the graph, so a value that was written where autograd
-    did not look says in `history_of` whose gradient it has. Raises CannotFunctionalise for a mutation that has no pure
-    equivalent.
+def functionalise(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.Graph:
+    """See the head of this file. Raises CannotFunctionalise for a mutation that has no pure equivalent.
 
     It is all or nothing, so it counts no rewrites."""
     known = any(node.target is written for node in graph.nodes) or _is_functional(graph)
-    return _copied_graph(graph) if known else _Functionaliser(graph, histories).run()
+    return _copied_graph(graph) if known else _Functionaliser(graph).run()
 
 
 def _is_functional(graph: torch.fx.Graph) -> bool:
@@ -130,8 +126,8 @@ def _moved(value: Any, copies: dict[torch.fx.Node, torch.fx.Node]) -> Any:
 
 
 class _Functionaliser:
-    def __init__(self, old: torch.fx.Graph, histories: bool = False) -> None:
-        self.old, self.histories = old, histories
+    def __init__(self, old: torch.fx.Graph) -> None:
+        self.old = old
         self.new = torch.fx.Graph()
         env = env_of(old)
         self.build = Builder(self.new, env)
@@ -365,15 +361,10 @@ class _Functionaliser:
             return self._laid_out(value, like)
         return self._laid_out(value, derive(aten.clone.default, (like,), {}, self.build.env))  # type: ignore[arg-type]
 
-    def _write(self, ref: _Ref, value: torch.fx.Node, unseen: bool = False) -> None:
-        """`unseen`: the write went through a view that has no history, so autograd does not know of it here."""
+    def _write(self, ref: _Ref, value: torch.fx.Node) -> None:
         storage = ref.storage
-        unseen = self.histories and (unseen or "keeps_history" in self.build.marks)
         if ref.parent is None:
             value = self._in_order(value, ref.type)
-            if unseen and value is not storage.current:
-                value = self.build.call(aten.alias.default, value)  # the view may have the history of the value itself
-                value.meta["history_of"] = storage.current
             storage.current = value
             storage.version += 1
         else:
@@ -385,10 +376,8 @@ class _Functionaliser:
             if step.op is _STRIDED and not (parent.parent is None and is_dense(self._known(parent.type))):
                 raise CannotFunctionalise("a write through an as_strided view of a part of an input, or to its gaps")
             base = scatter(self.build, step, self._read(parent), value)
-            self._write(parent, self._laid_out(base, parent.type), unseen or self._leaves_history(ref, parent))
-        # Else a later read takes the view, whose strides are the recorded ones, and whose history is the root's.
-        if unseen and ref.parent is not None:
-            return
+            self._write(parent, self._laid_out(base, parent.type))
+        # Else a later read takes the view, whose strides are the recorded ones.
         if same_strides(self._known(value.meta["type"]), self._known(ref.type)):
             ref.value, ref.version = value, storage.version
 
@@ -432,20 +421,9 @@ class _Functionaliser:
         step = ref.step if parent is ref.parent else ViewStep(_STRIDED, (size, stride, ref.type.offset))
         return parent, step
 
-    def _leaves_history(self, ref: _Ref, root: _Ref) -> bool:
-        """Whether a view between `root` and `ref` is one without its history."""
-        while ref is not root:
-            assert ref.parent is not None and ref.step is not None
-            if ref.step.op is aten.detach.default:
-                return True
-            ref = ref.parent
-        return False
-
     def _apply(self, ref: _Ref, step: ViewStep, parent: _Ref, base: torch.fx.Node) -> torch.fx.Node:
         here, self.build.location = self.build.location, ref.location
         try:
-            if self.histories and parent is not ref.parent and self._leaves_history(ref, parent):
-                base = self.build.call(aten.detach.default, base)  # which the chain that is cut short had
             if _alike(self._known(base.meta["type"]), self._known(parent.type)):
                 return step.apply(self.build, base, ref.type)
             if step.op is _STRIDED:
