@@ -215,6 +215,56 @@ def test_a_generator_that_would_be_closed_by_another_skips_the_frame():
         assert log == []
 
 
+@pytest.mark.parametrize(
+    "use",
+    [list, next, lambda inner: inner.send(None), lambda inner: inner.throw(ValueError), lambda inner: [*zip(inner)]],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_was_closed_by_another_is_used_and_dropped(use, depth):
+    """The other generator died when `next` had returned, and closed it: CPython's `use` finds it so."""
+
+    def generate(step):
+        yield step
+        yield step + 1
+
+    def delegate(inner, depth):
+        yield from delegate(inner, depth - 1) if depth > 1 else inner
+
+    def f():
+        inner = generate(1)
+        found = [next(delegate(inner, depth))]
+        try:
+            found.append(use(inner))
+        except (StopIteration, ValueError):
+            found.append("ended")
+        inner = None
+        return found
+
+    with pytest.raises(SkipFrame) as caught:
+        run(f)
+    assert caught.value.code == "generator-abandoned"
+
+
+def test_a_generator_that_lives_may_go_on_where_others_used_what_it_delegates_to():
+    def generate(step):
+        while step < 9:
+            try:
+                yield step
+            except ValueError:
+                yield -step
+            step += 1
+
+    def delegate(inner):
+        yield from inner
+
+    def f():
+        inner = generate(1)
+        outer = delegate(inner)
+        return [next(outer), next(inner), outer.throw(ValueError), *outer]
+
+    assert run(f) == f()
+
+
 def test_a_generator_left_inside_a_try_whose_handler_does_nothing_is_closed():
     def generate(values):
         while True:
