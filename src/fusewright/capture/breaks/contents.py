@@ -66,6 +66,8 @@ ENDED_ITERATORS: dict[type, str] = {
     type(iter("\u0100")): "iter('\u0100')",
     type(iter(b"")): "iter(b'')",
     reversed: "reversed(())",
+    itertools.chain: "{itertools}.chain()",
+    itertools.islice: "{itertools}.islice((), 0)",
 }
 
 # Methods that are written in C, with what they belong to.
