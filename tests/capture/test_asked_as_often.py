@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import decimal
 import enum
+import fractions
 import itertools
+import operator
 import re
 import types
 from collections.abc import Callable
@@ -403,6 +406,35 @@ def test_complaints_about_numbers_name_their_class() -> None:
     compiled = fusewright.compile(program)
     for number in (2.5, 3.5, 2, 3, True):
         assert compiled(torch.ones(2), number) == program(torch.ones(2), number)
+
+
+Watched = noting(object, "__getattribute__")
+WatchedNumber, WatchedDouble = (noting(base, "__getattribute__") for base in (int, float))
+WatchedOther = noting(WatchedNumber, "__getattribute__", __radd__=5, __eq__=NotImplemented, __lt__=7)
+MET_BY_NUMBERS = (
+    Watched(), WatchedNumber(3), WatchedDouble(3), WatchedOther(3), noting(list, "__getattribute__")([1]),
+    decimal.Decimal(3), fractions.Fraction(3), object(), None, "a",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("met", MET_BY_NUMBERS, ids=lambda met: type(met).__name__)
+@pytest.mark.parametrize("ask", [
+    operator.add, operator.iadd, operator.mul, operator.floordiv, operator.eq, operator.ne, operator.lt, operator.ge,
+    lambda left, right: left in [right],
+])  # fmt: skip
+def test_numbers_that_vary_ask_what_they_meet_nothing(ask: Callable[[Any, Any], Any], met: Any) -> None:
+    for program in (lambda number: ask(number, met), lambda number: ask(met, number)):
+        compiled = fusewright.compile(program)
+        for number in (2, 3, 4, 5.5, 6.5, 3.0):
+            seen = []
+            for function in (program, compiled):
+                CALLED.clear()
+                try:
+                    answer: Any = repr(function(number))
+                except TypeError as error:
+                    answer = str(error)
+                seen.append((answer, list(CALLED)))
+            assert seen[0] == seen[1]
 
 
 def test_an_enum_member_without_its_name_leaves_the_frame() -> None:

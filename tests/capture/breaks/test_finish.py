@@ -180,7 +180,8 @@ def test_an_iterator_goes_on_where_it_stood(make: Callable[[], Any]) -> None:
         lambda: iter(range(2)), lambda: iter({"a": 1}), lambda: iter({"a": 1}.values()), lambda: iter({1, 9}),
         lambda: iter(collections.deque([1])), lambda: reversed([1, 2]), lambda: reversed((1, 2)), lambda: reversed({1: 2}),
         lambda: enumerate([1]), lambda: zip([1], [2]), lambda: map(str, [1]), lambda: filter(None, [1]),
-        lambda: itertools.islice([1, 2], 1),
+        lambda: itertools.islice(itertools.count(3), 3), lambda: itertools.chain([1], [2]), lambda: itertools.accumulate([3]),
+        lambda: itertools.product([1], [2]), lambda: itertools.takewhile(bool, [1, 0]), lambda: itertools.compress([1], [1]),
     ],
 )  # fmt: skip
 def test_an_iterator_that_has_ended_keeps_its_kind(make: Callable[[], Any]) -> None:
@@ -475,6 +476,26 @@ def test_iterators_over_what_the_call_has_changed(number: int) -> None:
             held = {"list": [1], "dict": {"a": 1, **extra}}
             results.append(list(function(held)))
         assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("taken", range(4))
+@pytest.mark.parametrize("make", [iter, reversed, enumerate, lambda held: itertools.islice(held, 1, 3)])
+def test_an_iterator_stands_where_it_stood_in_what_has_become_shorter(make: Callable[[Any], Any], taken: int) -> None:
+    def program(x: torch.Tensor) -> Any:
+        held = [3, 4, 5]
+        iterator = make(held)
+        for _ in range(taken):
+            next(iterator, None)
+        held.pop()
+        held.pop()
+        return iterator, held, x + 1
+
+    seen = []
+    for function in (program, fusewright.compile(program)):
+        iterator, held, _ = function(torch.ones(2))
+        held.extend([7, 8, 9])
+        seen.append(list(iterator))
+    assert seen[0] == seen[1]
 
 
 def test_the_text_of_a_generator() -> None:

@@ -215,34 +215,54 @@ def test_a_generator_that_would_be_closed_by_another_skips_the_frame():
         assert log == []
 
 
-RUN_ON = {
-    "to its end": list,
-    "in a loop": lambda inner: [value for value in inner],
-    "one step": next,
-    "sent to": lambda inner: inner.send(None),
-    "closed": lambda inner: inner.close(),
-    "delegated to again": lambda inner: [*(yield_from(inner))],
-}
+@pytest.mark.parametrize(
+    "use",
+    [list, next, lambda inner: inner.send(None), lambda inner: inner.throw(ValueError), lambda inner: [*zip(inner)]],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_was_closed_by_another_is_used_and_dropped(use, depth):
+    """The other generator died when `next` had returned, and closed it: CPython's `use` finds it so."""
 
+    def generate(step):
+        yield step
+        yield step + 1
 
-def yield_from(inner):
-    yield from inner
+    def delegate(inner, depth):
+        yield from delegate(inner, depth - 1) if depth > 1 else inner
 
-
-@pytest.mark.parametrize("name", RUN_ON)
-def test_a_generator_that_another_had_closed_does_not_run_on(name):
-    """Behind it nothing is left that would tell: the callee's variables are gone, and the generator has ended."""
-    run_on = RUN_ON[name]
-
-    def callee():
-        inner = (value for value in (1, 2))
-        found = next(yield_from(inner))
-        run_on(inner)
+    def f():
+        inner = generate(1)
+        found = [next(delegate(inner, depth))]
+        try:
+            found.append(use(inner))
+        except (StopIteration, ValueError):
+            found.append("ended")
+        inner = None
         return found
 
     with pytest.raises(SkipFrame) as caught:
-        run(lambda: callee() + 1)
+        run(f)
     assert caught.value.code == "generator-abandoned"
+
+
+def test_a_generator_that_lives_may_go_on_where_others_used_what_it_delegates_to():
+    def generate(step):
+        while step < 9:
+            try:
+                yield step
+            except ValueError:
+                yield -step
+            step += 1
+
+    def delegate(inner):
+        yield from inner
+
+    def f():
+        inner = generate(1)
+        outer = delegate(inner)
+        return [next(outer), next(inner), outer.throw(ValueError), *outer]
+
+    assert run(f) == f()
 
 
 def test_a_generator_left_inside_a_try_whose_handler_does_nothing_is_closed():

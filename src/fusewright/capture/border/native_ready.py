@@ -7,6 +7,7 @@ and what would print a tensor or an outside object breaks the graph.
 from __future__ import annotations
 
 import collections
+import decimal
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,18 @@ def plain_numbers(world: World, methods: tuple[str, ...], left: Any, right: Any)
             return None
     number = int.__int__(other) if isinstance(other, int) else float.__float__(other)
     return (left, number) if symbolic else (number, right)
+
+
+def _decimal_context() -> tuple[object, ...]:
+    now = decimal.getcontext()
+    traps = tuple(signal.__name__ for signal, trapped in now.traps.items() if trapped)
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
+
+
+def guard_decimals(world: World, *operands: Any) -> None:
+    """Decimal arithmetic rounds as the thread's context says."""
+    if any(isinstance(operand, decimal.Decimal) for operand in operands):
+        world.guard_answer(_decimal_context, (), _decimal_context())
 
 
 def text_ready(world: World, value: Any, depth: int = 0) -> Any:

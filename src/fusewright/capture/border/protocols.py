@@ -8,7 +8,6 @@ would look into it.
 from __future__ import annotations
 
 import collections
-import decimal
 import operator
 import types
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from fusewright.capture.border.native_ready import (
     SCALARS,
     TRANSPARENT,
     for_native,
+    guard_decimals,
     plain_numbers,
     text_ready,
 )
@@ -132,18 +132,6 @@ def unary(world: World, op: str, obj: Any) -> Any:
     return native(function, obj)
 
 
-def _decimal_context() -> tuple[object, ...]:
-    now = decimal.getcontext()
-    traps = tuple(signal.__name__ for signal, trapped in now.traps.items() if trapped)
-    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
-
-
-def guard_decimals(world: World, *operands: Any) -> None:
-    """Decimal arithmetic rounds as the thread's context says."""
-    if any(isinstance(operand, decimal.Decimal) for operand in operands):
-        world.guard_answer(_decimal_context, (), _decimal_context())
-
-
 def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     """`left op right`."""
     if op.endswith("=") and op not in COMPARE:
@@ -203,6 +191,10 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
         guard_decimals(world, left, right)
         refuse_opaque(world, left, row.name)
         refuse_opaque(world, right, row.reflected)
+    symbolic = type(left) in SYMBOLIC or type(right) in SYMBOLIC
+    if forward is None and backward is None and not (symbolic and row.inplace == ""):
+        if symbolic:
+            left, right = concrete(left), concrete(right)
         return native(function, for_native(world, left), for_native(world, right))
     steps = [(row.name, forward, left, right), (row.reflected, backward, right, left)]
     if backward is not None and right_type is not left_type and issubclass(right_type, left_type):
@@ -219,10 +211,16 @@ def _one_side(world: World, name: str, method: types.FunctionType | None, receiv
         return world.tracer.call(method, (receiver, other))
     if isinstance(receiver, torch.Tensor):
         return _side_of_tensor(world, name, receiver, other)
+    if type(receiver) in SYMBOLIC:  # an int or a float: it knows numbers, and asks others nothing, as PyTorch's would
+        if not isinstance(other, int | float | complex):
+            return NotImplemented
+        receiver = concrete(receiver)
     slot = classes.lookup(world.type_of(receiver), name)
     if slot is MISSING or slot is None:
         return NotImplemented
     refuse_opaque(world, receiver, name)
+    if slot is not vars(object).get(name):
+        other = concrete(other)
     return native(slot, for_native(world, receiver), for_native(world, other))
 
 

@@ -66,6 +66,8 @@ ENDED_ITERATORS: dict[type, str] = {
     type(iter("\u0100")): "iter('\u0100')",
     type(iter(b"")): "iter(b'')",
     reversed: "reversed(())",
+    itertools.chain: "{itertools}.chain()",
+    itertools.islice: "{itertools}.islice((), 0)",
 }
 
 # Methods that are written in C, with what they belong to.
@@ -88,14 +90,6 @@ def iterated(iterator: Any) -> tuple[Any, ...]:
         return ()
     size = dict.__len__(held[0]) if isinstance(held[0], dict) else len(contents(held[0]))
     return held[0], size - iterator.__length_hint__()
-
-
-def stands_outside(iterator: Any) -> bool:
-    """Whether the list that it goes over has become shorter than the iterator has come. No other can be put there."""
-    maker, args, *state = iterator.__reduce__()
-    if type(iterator) not in (type(iter([])), type(reversed([]))) or not state:
-        return False
-    return state[0] > list.__len__(args[0]) - (maker is not iter)
 
 
 class Code(Protocol):

@@ -221,6 +221,7 @@ def _replay(world: World, code: Code, writes: list[Shadow]) -> list[str]:
         target = code.temporary(code.expression(store.target))
         setter = code.bind("type_setattr", type.__setattr__) if isinstance(store.target, type) else "object.__setattr__"
         if store.value is DELETED:
+            lines.append(f"object.__setattr__({target}, {store.name!r}, None)")  # the call may have filled it first
             lines.append(f"object.__delattr__({target}, {store.name!r})")
         else:
             lines.append(f"{setter}({target}, {store.name!r}, {code.temporary(code.expression(store.value))})")

@@ -70,7 +70,6 @@ from fusewright.capture.breaks.contents import (
     iterated,
     reaches_itself,
     slot_contents,
-    stands_outside,
     viewed,
 )
 from fusewright.capture.call import transforms as call_transforms
@@ -255,10 +254,9 @@ def _must_be_unchanged(code: Code, held: Any) -> None:
 
 def _build_iterator(code: Code, value: Any) -> str:
     maker, args, *state = value.__reduce__()
-    ended = type(value) is itertools.islice and len(args) == 2  # (one that has not ended names all of its bounds)
-    row = code.bind("islice", itertools.islice) + "((), 0)" if ended else ENDED_ITERATORS.get(type(value))
-    if row is not None and (ended or not state):
-        name = code.start(value, row)
+    ended = not state or (maker is itertools.islice and len(args) == 2)
+    if ended and (row := ENDED_ITERATORS.get(type(value))) is not None:
+        name = code.start(value, row.format(itertools=code.bind("itertools", itertools)))
         code.lines.append(f"list({name})")
         return name
     if maker is not iter:  # which asks a list for each element when that is wanted
@@ -268,12 +266,14 @@ def _build_iterator(code: Code, value: Any) -> str:
         for shadow in code.world.effects.shadows:
             if shadow.value is args[0] and state[0] > len(shadow.items):
                 raise GraphBreak("cannot-rebuild", "an iterator over what the call has changed")
-    arguments = ", ".join(code.expression(argument) for argument in args)
     maker = own_maker(maker, args)
-    if stands_outside(value):
-        raise GraphBreak("cannot-rebuild", "an iterator over what has become shorter than the iterator has come")
     if maker is reversed and isinstance(classes.lookup(type(args[0]), "__len__"), types.FunctionType):
         raise GraphBreak("cannot-rebuild", f"a reversed iterator over a {type(args[0]).__qualname__}")  # it asks again
+    if state and type(state[0]) is int:
+        (again := maker(*args)).__setstate__(state[0])
+        if again.__reduce__()[2:] != (state[0],):  # a list that has become shorter cuts it
+            raise GraphBreak("cannot-rebuild", "an iterator that stands behind the end of what it goes over")
+    arguments = ", ".join(code.expression(argument) for argument in args)
     text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({arguments})"
     if state and state[0] is not None:
         name = code.start(value, text)
@@ -344,7 +344,7 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
-    if shown_method(value) is not None:  # a method of the stand-in's is one of the dict
+    if shown_method(value) is not None or type(value.__self__) is InterpretedGenerator:  # what stands for another has it
         return f"{code.expression(value.__self__)}.{value.__func__.__name__}"
     maker = code.bind("MethodType", types.MethodType)
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"

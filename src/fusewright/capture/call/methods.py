@@ -22,7 +22,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import Trampoline, native
-from fusewright.capture.border.native_ready import CONTENTS, PLAIN, SCALARS, for_native, text_ready
+from fusewright.capture.border.native_ready import CONTENTS, PLAIN, SCALARS, for_native, guard_decimals, text_ready
 from fusewright.capture.border.values import array as arrays, cls as classes, object as objects, tensor as tensors
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback
@@ -133,7 +133,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
                 for value in args
             )
         if all(_known(value) for value in (*args, *kwargs.values())):
-            protocols.guard_decimals(world, owner)
+            guard_decimals(world, owner)
             result = native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)
             return call_classes.note_made(world, result) if type(result) is type(owner) else result  # property.setter
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")

@@ -24,9 +24,13 @@ from fusewright.capture.bytecode.instructions import NULL, THROW_OF_PARTS, VERSI
 
 
 class InterpretedGenerator:
-    """See the module's docstring; behaves as CPython's generator object."""
+    """See the module's docstring; behaves as CPython's generator object.
 
-    __slots__ = ("frame", "handling", "running", "started", "tracer")
+    uses            how often it was resumed, or asked where it stands
+    uses_of_inner   the `uses` of the generator that it delegates to, when it was last suspended
+    """
+
+    __slots__ = ("frame", "handling", "running", "started", "tracer", "uses", "uses_of_inner")
 
     def __init__(self, tracer: Any, frame: Any) -> None:
         self.tracer = tracer
@@ -34,6 +38,7 @@ class InterpretedGenerator:
         self.handling = tracer.new_handling()
         self.started = False
         self.running = False
+        self.uses = self.uses_of_inner = 0
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -45,6 +50,8 @@ class InterpretedGenerator:
 
     def said(self, name: str) -> object:
         """An attribute that says where the generator stands; a graph break for one that shows its frame."""
+        if name.startswith("gi_"):
+            self.uses += 1
         if name == "gi_frame" and self.frame.finished:
             return None
         if name == "gi_running":
@@ -52,7 +59,10 @@ class InterpretedGenerator:
         if name == "gi_suspended":
             return self.started and not self.running and not self.frame.finished
         if name == "gi_yieldfrom":
-            return self.delegate()
+            inner = self._delegate()
+            if isinstance(inner, InterpretedGenerator):  # from here on others may hold it
+                self.tracer.note_suspension(self, True)
+            return inner
         if name in ("__name__", "__qualname__"):
             return getattr(self.frame.function, name)
         raise GraphBreak("frame-access", f"{name} of a generator")
@@ -72,7 +82,7 @@ class InterpretedGenerator:
         if value is not NULL and VERSION >= (3, 12):
             self.tracer.call(warnings.warn, (THROW_OF_PARTS, DeprecationWarning))
         error = _normalised(kind, None if value is NULL else value)
-        inner = self.delegate()
+        inner = self._delegate()
         return self._resume(None, error) if inner is None else self._throw_into(inner, error)
 
     def close(self) -> object:
@@ -81,7 +91,7 @@ class InterpretedGenerator:
         if not self.started:
             self.frame.finished = True
             return None
-        inner = self.delegate()
+        inner = self._delegate()
         error: BaseException = GeneratorExit()
         self.tracer.set_context(error)
         if inner is not None:
@@ -108,6 +118,7 @@ class InterpretedGenerator:
         delegation that ended."""
         if self.running:
             raise ValueError("generator already executing")
+        self.uses += 1
         frame = self.frame
         raised = error
         if frame.finished and error is not None:
@@ -136,7 +147,7 @@ class InterpretedGenerator:
         `except` of ours.)"""
         tracer, frame, handling = self.tracer, self.frame, self.handling
         handling.previous, tracer.handling = tracer.handling, handling
-        tracer.note_resumption(self)
+        tracer.note_suspension(self, False)
         given: object = None
         finished_by: BaseException | None = None
         try:
@@ -151,6 +162,7 @@ class InterpretedGenerator:
         finally:
             self.running = False
             tracer.handling, handling.previous = handling.previous, None
+        self._note_inner()
         tracer.note_suspension(
             self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
         )
@@ -168,7 +180,7 @@ class InterpretedGenerator:
             handler = info.handlers[handler.target]
         return handler is None or info.instructions[handler.target].operand == "INTRINSIC_STOPITERATION_ERROR"
 
-    def delegate(self) -> Any:
+    def _delegate(self) -> Any:
         """The iterator that a suspended `yield from` delegates to."""
         frame = self.frame
         if frame.finished or not self.started or self.running:
@@ -177,11 +189,17 @@ class InterpretedGenerator:
         delegating = following.name == "RESUME" and following.arg & 3 >= 2
         return frame.stack[-1] if delegating else None
 
+    def _note_inner(self) -> None:
+        inner = self._delegate()
+        self.uses_of_inner = inner.uses if type(inner) is InterpretedGenerator else 0
+
     def closes_another(self, noted: set[InterpretedGenerator]) -> bool:
-        """Whether closing it here would close an iterator that others than the capture's notes hold too, or one that
-        has something to say to that."""
-        inner = self.delegate()
+        """Whether closing it here, or at any point since it was suspended, would close an iterator that others than the
+        capture's notes hold too, or have used since, or one that has something to say to that."""
+        inner = self._delegate()
         if isinstance(inner, InterpretedGenerator):
+            if inner.uses != self.uses_of_inner:
+                return True
             frame = self.frame
             own = sum(held is inner for held in (*frame.stack, *frame.locals)) + (inner in noted)
             return sys.getrefcount(inner) - 2 > own  # two: the name here, and the argument
@@ -211,13 +229,16 @@ class InterpretedGenerator:
         self.running = True
         ended: BaseException | None = None
         try:
-            return self._plain(throw, (error,))
+            given = self._plain(throw, (error,))
         except Signal:
             raise
         except BaseException as raised:
             ended = settled(raised)
         finally:
             self.running = False
+        if ended is None:
+            self._note_inner()
+            return given
         send = self.frame.info.instructions[self.frame.pc - 2]
         if isinstance(ended, StopIteration) and send.action == "SEND_POP":
             return self._resume(ended.value, None, send.target)

@@ -61,8 +61,9 @@ _RAISE_AGAIN = frozenset({"RERAISE", "CLEANUP_THROW"})
 
 
 def _refuse_to_close(frame: Frame | None, operand: object) -> object:
-    detail = "a generator is left where closing it runs a handler, or closes what it delegates to"
-    raise SkipFrame("generator-abandoned", detail)
+    raise SkipFrame(
+        "generator-abandoned", "a generator is left where closing it runs a handler, or closes what it delegates to"
+    )
 
 
 _CALL_COST = 16  # instructions that entering a frame counts as
@@ -588,13 +589,9 @@ class Tracer:
             raised for raised in self._raised.values() if raised.left and self.world.source_of(raised.error) is not None
         ]
 
-    def note_resumption(self, generator: InterpretedGenerator) -> None:
-        """A generator runs: one that delegates to it and stands still may be gone, which would have closed both."""
-        if any(one.delegate() is generator for one in self._guarded):
-            _refuse_to_close(self.root, None)
-        self._guarded.discard(generator)
-
     def note_suspension(self, generator: InterpretedGenerator, guarded: bool) -> None:
-        """A generator has been suspended: `guarded` if closing it there would run the user's handlers."""
+        """A generator has been suspended (or resumed): `guarded` if closing it there would run the user's handlers."""
         if guarded or generator.closes_another(self._guarded):
             self._guarded.add(generator)
+        else:
+            self._guarded.discard(generator)

@@ -58,6 +58,34 @@ def what_is_said_of_missing_attributes():  # from CPython 3.13 on it depends on 
 
 
 @program
+def what_is_stored_and_deleted_again():
+    """In a slot, an attribute, a dict, a global name: empty before, or not."""
+
+    class Slots:
+        __slots__ = ("v",)
+
+    class Both(Slots):
+        pass
+
+    class Hidden(Both):
+        v = 5
+
+    class Plain:
+        pass
+
+    def f(x, o, d):
+        global _stored
+        o.v = d["v"] = _stored = x
+        del o.v, d["v"], _stored
+        return x + 1, hasattr(o, "v"), len(d)
+
+    made = [kind() for kind in (Slots, Both, Plain, Hidden)]
+    for one in made[1:]:
+        one.v = 3
+    return f, [(x(), one, d) for one in made for d in ({}, {"v": 1}, {})]
+
+
+@program
 def prints_and_stores_in_order():
     class Noisy:
         def __setattr__(self, name, value):

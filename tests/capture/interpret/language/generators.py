@@ -787,3 +787,40 @@ def what_is_thrown_has_no_context_of_the_callers():
         return x + 1, seen
 
     return f, [(x(),), (x(),)]
+
+
+@program("generator-abandoned")
+def what_was_closed_by_another_is_asked_where_it_stands():
+    def plain(x):
+        yield x
+        yield x + 1
+
+    def delegating(inner):
+        yield from inner
+
+    def f(x):
+        inner = plain(x)
+        found = [next(delegating(inner)), inner.gi_frame is None]
+        inner = None
+        return found
+
+    return f, [(x(),), (x(),)]
+
+
+@program("generator-abandoned")
+def what_another_delegates_to_is_taken_from_it():
+    def plain(x):
+        yield x
+        yield x + 1
+
+    def delegating(x):
+        yield from plain(x)
+
+    def f(x):
+        outer = delegating(x)
+        found = [next(outer)]
+        inner = outer.gi_yieldfrom
+        outer = None
+        return found + list(inner)
+
+    return f, [(x(),), (x(),)]
