@@ -333,3 +333,25 @@ def test_a_size_that_the_general_code_divides_by_is_zero_here(backend: str) -> N
 
     shapes = ((1, 3, 7, 7), (1, 8, 7, 33), (4, 3, 7, 7))
     stream(parts, [(torch.randn(shape),) for shape in shapes], backend=backend)
+
+
+AT_NO_PLACE: dict[str, Callable[..., Any]] = {
+    "gathered": lambda x: (v := x.diagonal(), v.gather(-1, torch.zeros_like(v, dtype=torch.int64)))[1],
+    "indexed": lambda x: (v := x.diagonal(), v[torch.zeros_like(v, dtype=torch.int64)])[1],
+    "taken": lambda x: (v := x.diagonal(), v.take(torch.zeros_like(v, dtype=torch.int64)))[1],
+    "of rows": lambda x: x.gather(1, torch.zeros_like(x, dtype=torch.int64)),
+    "of columns": lambda x: x.gather(0, torch.ones_like(x, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", AT_NO_PLACE)
+@pytest.mark.parametrize("step", [lambda y: y, lambda y: y.sum(-1), lambda y: y.cumsum(-1), lambda y: y.softmax(-1)])
+def test_no_index_is_tried_where_a_loop_is_empty(name: str, step: Callable[..., Any]) -> None:
+    """Nor is anything read at it: there may be no memory."""
+
+    def function(x: torch.Tensor) -> Any:
+        y = AT_NO_PLACE[name](x)
+        return step(y), y * 2
+
+    shapes = ((4, 3), (5, 2), (3, 0), (0, 0), (9, 40))
+    stream(function, [(torch.randn(shape),) for shape in shapes if 0 not in shape[:1] or name != "of columns"])

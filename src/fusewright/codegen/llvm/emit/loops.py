@@ -131,7 +131,7 @@ class Loops:
         return results
 
     def _shared(self, contexts: list[Context], cursor: Cursor) -> list[tuple[Context, Scope]]:
-        scope = Scope(cursor)
+        scope = Scope(cursor, barrier=True)  # where the loop is empty, what it reads may be no memory
         return [(ctx, scope) for ctx in contexts]
 
     def _bound(self, ctx: Context, limit: Dim | Value) -> Value:
@@ -280,7 +280,7 @@ class Loops:
         flag = b.compare("icmp ne", condition, b.const(0, "i64"))
         cursor = ctx.here.cursor
         before = cursor.block
-        inside = Scope(Cursor(b.block("tail")))
+        inside = Scope(Cursor(b.block("tail")), barrier=True)
         first = inside.cursor.block
         after = body(ctx.enter(inside), carried)
         b.scope = inside
