@@ -244,10 +244,10 @@ def backward(*results: Any, again: bool = False, apart: bool = False) -> None:
             total = total + _parts(leaf * weights.to(leaf.dtype)).sum()
     if isinstance(total, torch.Tensor):
         try:
-            if again:
-                leaves = list(_leaves(total))
-                first = torch.autograd.grad(total, leaves, create_graph=True)
-                squares = sum(_parts(one).square().sum() for one in first)
+            leaves = list(_leaves(total)) if again else []
+            if leaves:  # what was computed from a view that was made in no_grad leads to none
+                first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
+                squares = sum(_parts(one).square().sum() for one in first if one is not None)
                 if not apart:
                     total = total + squares
                 elif isinstance(squares, torch.Tensor) and squares.requires_grad:
