@@ -244,10 +244,9 @@ def backward(*results: Any, again: bool = False, apart: bool = False) -> None:
             total = total + _parts(leaf * weights.to(leaf.dtype)).sum()
     if isinstance(total, torch.Tensor):
         try:
-            if again:
-                leaves = list(_leaves(total))
-# (what PyTorch names a leaf of a view made under no_grad gets no gradient)
-                first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True) if leaves else ()
+            leaves = list(_leaves(total)) if again else []
+            if leaves:  # what was computed from a view that was made in no_grad leads to none
+                first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
                 squares = sum(_parts(one).square().sum() for one in first if one is not None)
                 if not apart:
                     total = total + squares
