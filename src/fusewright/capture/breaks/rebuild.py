@@ -344,7 +344,7 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
-    if shown_method(value) is not None:  # a method of the stand-in's is one of the dict
+    if shown_method(value) is not None or type(value.__self__) is InterpretedGenerator:  # what stands for another has it
         return f"{code.expression(value.__self__)}.{value.__func__.__name__}"
     maker = code.bind("MethodType", types.MethodType)
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
