@@ -55,7 +55,7 @@ class Slots:
 BASES: dict[type, tuple[Any, ...]] = {
     object: (), list: ([1],), collections.deque: ([1], 3), dict: ({"a": 1},), collections.OrderedDict: ({"a": 1},),
     collections.defaultdict: (int, {"a": 1}), set: ([1],), tuple: ([1],), int: (1,), float: (1.5,), str: ("a",),
-    Exception: (1,), OSError: (1, "b"), AttributeError: (1,), torch.nn.Module: (), Slots: (), threading.local: (),
+    Exception: (1,), OSError: (1, "b"), AttributeError: (1,), torch.nn.Module: (), torch.nn.ReLU: (), Slots: (), threading.local: (),
     types.SimpleNamespace: (), functools.partial: (int,),
 }  # fmt: skip
 

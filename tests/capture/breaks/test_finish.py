@@ -9,6 +9,7 @@ import inspect
 import itertools
 import operator
 import struct
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -346,6 +347,30 @@ def test_what_a_generator_says_of_itself(name: str, advanced: int) -> None:
     compiled = fusewright.compile(f)
     for _ in range(2):
         assert compiled(numbers())[:2] == f(numbers())[:2]
+
+
+@pytest.mark.parametrize("name", ["send", "throw", "close", "__next__", "__iter__"])
+def test_methods_of_a_generator_are_the_generators(name: str) -> None:
+    """One leaves the call; one is called, and the graph is broken inside; one is called behind that break."""
+    given = {"send": (None,), "throw": (ValueError("thrown"),)}.get(name, ())
+
+    def asking(x: torch.Tensor) -> Any:
+        if x.sum() > 0:
+            yield 1
+        yield 2
+
+    def f(x: torch.Tensor) -> Any:
+        kept, said, later = getattr(generator(x), name), [], getattr(asking(x), name)
+        for method in (getattr(asking(x), name), later):
+            try:
+                said.append(type(method(*given)).__name__)
+            except ValueError as error:
+                said.append(str(error))
+        return kept, said, x + 1
+
+    (eager, *expected), (ours, *found) = f(numbers()), fusewright.compile(f)(numbers())
+    assert type(ours) is type(eager) and ours.__qualname__ == eager.__qualname__ and str(found) == str(expected)
+    assert type(ours.__self__) is types.GeneratorType
 
 
 def test_a_live_generator_is_a_break() -> None:

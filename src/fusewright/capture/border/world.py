@@ -26,7 +26,7 @@ from fusewright.capture.border import formatting, imports, protocols, torch_func
 from fusewright.capture.border.absent import STAND_FOR
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, ByType
-from fusewright.capture.border.effects import DeferredCall, Effects, Shadow
+from fusewright.capture.border.effects import DELETED, DeferredCall, Effects, Shadow
 from fusewright.capture.border.foresight import Foreseen
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
@@ -385,7 +385,7 @@ class World:
         """The content of a closure cell of an outside function; NULL when it is empty."""
         stored = self.effects.cells.get(id(cell))
         if stored is not None:
-            return stored.value
+            return NULL if stored.value is DELETED else stored.value
         source = self.cell_source(cell)
         try:
             content = cell.cell_contents

@@ -170,7 +170,7 @@ def _written_values(world: World, writes: list[Shadow]) -> list[object]:
         values += [part for pair in namespace.stores.items() for part in pair if part is not DELETED]
     for store in world.effects.slots.values():
         values += [store.target, *([] if store.value is DELETED else [store.value])]
-    values += [store.value for store in world.effects.cells.values()]
+    values += [store.value for store in world.effects.cells.values() if store.value is not DELETED]
     for call in world.effects.calls:
         values += [call.function, *call.args, *call.kwargs.values()]
     return values
@@ -227,7 +227,10 @@ def _replay(world: World, code: Code, writes: list[Shadow]) -> list[str]:
             lines.append(f"{setter}({target}, {store.name!r}, {code.temporary(code.expression(store.value))})")
     for stored in world.effects.cells.values():
         cell = code.temporary(code.cell(stored.cell))
-        lines.append(f"{cell}.cell_contents = {code.temporary(code.expression(stored.value))}")
+        if stored.value is DELETED:
+            lines.append(f"del {cell}.cell_contents")
+        else:
+            lines.append(f"{cell}.cell_contents = {code.temporary(code.expression(stored.value))}")
     for call in world.effects.calls:
         arguments = [code.expression(value) for value in call.args]
         arguments += [f"{name}={code.expression(value)}" for name, value in call.kwargs.items()]

@@ -344,7 +344,7 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
-    if shown_method(value) is not None or type(value.__self__) is InterpretedGenerator:  # what stands for another has it
+    if shown_method(value) is not None or type(value.__self__) is InterpretedGenerator:  # a stand-in's
         return f"{code.expression(value.__self__)}.{value.__func__.__name__}"
     maker = code.bind("MethodType", types.MethodType)
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"

@@ -86,6 +86,42 @@ def what_is_stored_and_deleted_again():
 
 
 @program
+def a_variable_of_an_enclosing_function_is_deleted():
+    def outer(x):
+        value = x
+
+        def read():
+            return value
+
+        def deleting(x, again):
+            nonlocal value
+            del value
+            if again:
+                value = x
+            return x + 1
+
+        def asking(x):
+            try:
+                return x + 1, read()
+            except NameError as error:
+                return x + 2, str(error)
+
+        return read, deleting, asking
+
+    read, deleting, asking = outer(1)
+
+    def f(x, again):
+        found = asking(x)
+        try:
+            deleting(x, again)
+        except NameError as error:
+            found += (str(error),)
+        return found, asking(x)
+
+    return f, [(x(), True), (x(), False), (x(), False), (x(), True)]
+
+
+@program
 def prints_and_stores_in_order():
     class Noisy:
         def __setattr__(self, name, value):

@@ -391,6 +391,7 @@ def except_star_with_naked_exception():
             raise ValueError("v")
         except* ValueError as group:
             kind = type(group).__name__, str(group), repr(group), group.args
+            kind += group.__traceback__ is None, group.exceptions[0].__traceback__ is None
         return x + 1, kind
 
     return f, [(x(),), (x(),)]

@@ -116,7 +116,8 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     if type(entry) is ModuleCall:
         entry = entry.__wrapped__
     # whose __call__ adds error reports
-    if entry is not own_methods.CALL and not isinstance(module, torch.fx.GraphModule):
+    watched = classes.is_hooked(kind)  # it is asked for all that PyTorch's own call reads
+    if watched or (entry is not own_methods.CALL and not isinstance(module, torch.fx.GraphModule)):
         return world.tracer.call(objects.bind(world, entry, module, kind, "__call__"), args, kwargs)
     namespace = objects.instance_dict(world, module)
     plain = (

@@ -71,6 +71,12 @@ def check_exc_match(frame: Frame, operand: object) -> None:
     stack.append(exception_matches(type(stack[-1]), wanted))
 
 
+try:
+    raise KeyError
+except* KeyError as _wrapped:  # an exception that is no group is put into one
+    _WRAPPED_HAS_A_TRACEBACK = _wrapped.__traceback__ is not None
+
+
 @opcode("CHECK_EG_MATCH")
 def check_group_match(frame: Frame, operand: object) -> None:
     """`except* wanted:`: what matches, and what is left of the exception, with the subgroups that CPython makes."""
@@ -95,7 +101,7 @@ def check_group_match(frame: Frame, operand: object) -> None:
     stack.append(rest)
     stack.append(match)
     for part in (rest, match):
-        if part is not None:
+        if part is not None and (_WRAPPED_HAS_A_TRACEBACK or isinstance(error, BaseExceptionGroup)):
             frame.tracer.copy_traceback(error, part)
     if match is not None:
         frame.tracer.handling.error = match
