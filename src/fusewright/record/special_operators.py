@@ -273,6 +273,8 @@ def _fill_masked(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
     value = recorder.known_value(given)
     if mask.dtype is not torch.bool or value is None or value.shape != () or value.is_complex():
         return NotImplemented
+    if mask.ndim > target.ndim or any(one != other for one, other in zip(mask.shape, target.shape)):
+        return NotImplemented  # which eager refuses: a mask is not broadcast
     shaped: Any = mask
     for _ in range(target.ndim - mask.ndim):
         shaped = recorder.dispatch(aten.unsqueeze.default, (shaped, -1), {})

@@ -119,3 +119,12 @@ def test_a_step_takes_what_eager_has_rounded_to_a_half(name: str, dtype: torch.d
 
     x = torch.randint(0, 256, (40000,), generator=torch.Generator().manual_seed(0)).to(dtype) * 0.875
     assert torch.equal(fusewright.compile(function)(x), function(x))
+
+
+@pytest.mark.parametrize("order", [0, 1.5, 2, 3])
+def test_nothing_overflows_in_a_norm_of_one_element(order: float) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.norm(order, dim=1), torch.linalg.vector_norm(x[:1], order), x.prod().norm(order)
+
+    x = torch.tensor([[1e23], [-2e23], [float("nan")]])
+    torch.testing.assert_close(fusewright.compile(function)(x), function(x), equal_nan=True)
