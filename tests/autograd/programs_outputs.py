@@ -510,7 +510,12 @@ def view_of_an_input_that_is_made_a_leaf(compiled: Compiled) -> list[Any]:
         w = v[...]
         return v.requires_grad_(), w, v * z
 
-    for fn, needs in ((computed, False), (older, True), (older_of_a_result, False)):
+    def alone(a, z):
+        v = a.sigmoid().requires_grad_()
+        with torch.no_grad():
+            return (v.view(-1),)
+
+    for fn, needs in ((computed, False), (older, True), (older_of_a_result, False), (alone, False)):
         a, z = random(3, 3).detach().requires_grad_(needs), random(3)
         made = compiled(fn)(a, z)
         sum((one * (number + 1)).sum() for number, one in enumerate(made) if one.requires_grad).backward()

@@ -15,7 +15,7 @@ from tests.autograd.programs import PROGRAMS
 
 # Programs that are not compiled whole: the catalogue's codes of their graph breaks and skipped frames.
 BREAKS: dict[str, set[str]] = {
-    "view_in_place_of_an_input_that_is_written_to": {"training-eager"},
+    "view_in_place_of_an_input_that_is_written_to": {"inplace-metadata"},
     "view_of_an_input_that_is_made_a_leaf": {"training-eager"},
     "retain_grad_inside": {"autograd-call"},
     "impure_backward": {"autograd-function"},

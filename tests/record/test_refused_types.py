@@ -86,3 +86,20 @@ def test_products_of_other_numbers_are_captured(backend: str) -> None:
     inputs = torch.arange(6).view(2, 3), torch.arange(6).view(3, 2)
     found = fusewright.compile(program, backend=backend, fullgraph=True)(*inputs)
     assert all(map(torch.equal, found, program(*inputs)))
+
+
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x[...], lambda x: x.expand(3, 2, 1)])
+@pytest.mark.parametrize(
+    "reshape", [lambda v: v.squeeze_(), lambda v: v.unsqueeze_(0), lambda v: v.t_(), lambda v: v.swapaxes_(0, 1)]
+)
+def test_a_view_of_a_leaf_is_not_reshaped_in_place(
+    of: Callable[[torch.Tensor], torch.Tensor], reshape: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        reshape(x.view(x.shape)[0] if x.ndim > 2 else x[:])
+        return x * 2
+
+    for function in (program, fusewright.compile(program)):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+                function(of(torch.ones(2, 1, requires_grad=True)))

@@ -225,6 +225,8 @@ def _rebuilding(
                 raise CannotDifferentiate("a view of an input that was made to require a gradient inside is returned")
             base = ("input", inputs[id(root)])
         elif len(sharing[id(root)]) == 1 and not from_base:
+            if leaf and root.made_leaf and not value.made_leaf:  # alone it would get the gradient that its base gets
+                raise CannotDifferentiate("a view of a tensor that was made to require a gradient inside is returned")
             rebuilt.append(Rebuilt(("output", results.add(value)), leaf=leaf))
             continue
         else:

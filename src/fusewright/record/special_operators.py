@@ -24,7 +24,7 @@ from fusewright.operators.host_draws import HOST_DRAW
 from fusewright.operators.overlap import is_view_of
 from fusewright.operators.rules.collectives import NAMESPACE
 from fusewright.record import data_sizes
-from fusewright.record.traced_tensor import TracedTensor, move_metadata
+from fusewright.record.traced_tensor import TracedTensor, memory_root, move_metadata
 from fusewright.sizes.expressions import Relation
 from fusewright.sizes.symfloat import float_of_tensor
 from fusewright.sizes.symint import dim_of, size_of
@@ -194,6 +194,9 @@ def _view_in_place(
         assert isinstance(traced, TracedTensor)
         if traced.is_input:
             raise GraphBreak("inplace-metadata", f"{func} on an input")
+        if traced.requires_grad and torch.is_grad_enabled() and memory_root(traced).is_input:
+            # eager refuses it if that input is a leaf, or a view of one
+            raise GraphBreak("inplace-metadata", f"{func} on a view of an input that requires a gradient")
         if traced.requires_grad and any(is_view_of(user, traced.node) for user in traced.node.users):
             # autograd would make the views' histories anew, as windows of what the tensor was not when they were made
             raise GraphBreak("inplace-metadata", f"{func} on a tensor with views and a gradient")
