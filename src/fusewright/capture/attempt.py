@@ -33,7 +33,7 @@ from fusewright.capture.border.world import World
 from fusewright.capture.breaks import finish
 from fusewright.capture.bytecode.resume import CannotCut, Resumption
 from fusewright.capture.call import dispatch as calls
-from fusewright.capture.call.autograd import asks_for_gradients, computed_from
+from fusewright.capture.call.autograd import computed_from
 from fusewright.capture.call.collectives import finish_collectives
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guards.sources import Local
@@ -261,7 +261,7 @@ class _Attempt:
         recorder.refuse_unasked = None  # from here on it is PyTorch and we who read tensors
         check_results(world, finished.outputs)
         broken = self.broken if self.reached else None
-        if broken is not None and recorder.level == "aten" and asks_for_gradients(tracer.function):
+        if broken is not None and recorder.level == "aten" and _asks_for_gradients(tracer.function):
             if any(computed_from(value) for value in finished.outputs):
                 raise _skipped(broken, "it may ask for the gradient of a tensor that others are computed from")
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
@@ -327,6 +327,14 @@ class _Attempt:
         if options.differentiate is None:
             return None, outputs, "the backend has no backward"
         return options.differentiate(recorder, outputs)
+
+
+def _asks_for_gradients(function: types.FunctionType) -> bool:
+    """Whether the function's own code may ask for the gradients that arrive at a variable of its."""
+    names = function.__code__.co_names
+    if "retain_grad" in names or "register_hook" in names:
+        return True
+    return "grad" in names and ("autograd" in names or function.__globals__.get("grad") is torch.autograd.grad)
 
 
 def _made_by_inference(value: object) -> bool:

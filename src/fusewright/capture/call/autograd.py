@@ -171,14 +171,6 @@ def computed_from(value: Any) -> bool:
     return _is_ours(value) and value.node.op != "placeholder" and bool(value.node.users)
 
 
-def asks_for_gradients(function: types.FunctionType) -> bool:
-    """Whether the function's own code may ask for the gradients that arrive at a variable of its."""
-    names = function.__code__.co_names
-    if "retain_grad" in names or "register_hook" in names:
-        return True
-    return "grad" in names and ("autograd" in names or function.__globals__.get("grad") is torch.autograd.grad)
-
-
 def _check_engine_call(tracer: Tracer, roots: list[Any], what: str, wanted: list[Any]) -> None:
     _at_aten_level(tracer, "autograd-call", what)
     if torch.is_anomaly_enabled():
