@@ -644,3 +644,30 @@ def views_in_place_of_what_was_written_in_place(compiled: Compiled) -> list[Any]
     results = compiled(fn)(x, level)
     sum((result * 2).pow(2).sum() for result in results).backward()  # type: ignore[union-attr]
     return [*results, x.grad]
+
+
+@program
+def made_by_a_legacy_class(compiled: Compiled) -> list[Any]:
+    a = random(3)
+    made = compiled(lambda a: (torch.Tensor(a) * 2, torch.Tensor(a), torch.FloatTensor(a * 3)))(a)
+    sum(one.square().sum() for one in made).backward()
+    return [*made, a.grad]
+
+
+@program
+def overlapping_result_is_written_to(compiled: Compiled) -> list[Any]:
+    """Behind the call, and in it, where the write breaks the graph."""
+    results: list[Any] = []
+
+    def inside(a, b):
+        v = torch.cat([a]).as_strided((2, 2), (1, 1))
+        v[1] = b.max()
+        return v
+
+    for fn in (inside, lambda a, b: torch.cat([a]).as_strided((2, 2), (1, 1)), lambda a, b: (a * b).unfold(0, 2, 1)):
+        a, b = random(3), random(3, seed=1)
+        v = compiled(fn)(a, b)
+        v[0] = b.min() * 2
+        (v * torch.arange(4.0).view(2, 2)).sum().backward()
+        results += [v, a.grad, b.grad]
+    return results

@@ -26,6 +26,7 @@ from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import facts
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
+from fusewright.sizes.strides import shares_elements
 
 
 class CannotDifferentiate(Exception):
@@ -224,7 +225,7 @@ def _rebuilding(
                 # what was computed from it, or views that are older, would be views of the input
                 raise CannotDifferentiate("a view of an input that was made to require a gradient inside is returned")
             base = ("input", inputs[id(root)])
-        elif len(sharing[id(root)]) == 1 and not from_base:
+        elif len(sharing[id(root)]) == 1 and not from_base and not _overlaps(recorder, value):
             if leaf and root.made_leaf and not value.made_leaf:  # alone it would get the gradient that its base gets
                 raise CannotDifferentiate("a view of a tensor that was made to require a gradient inside is returned")
             rebuilt.append(Rebuilt(("output", results.add(value)), leaf=leaf))
@@ -248,6 +249,13 @@ def _check_memory(recorder: Recorder, value: TracedTensor) -> None:
     first = view_chain(value.node)[0]
     if first.op == "placeholder" and recorder.history_changed(first):
         raise CannotDifferentiate("a view that was reshaped in place is returned, of an input that is written to")
+
+
+def _overlaps(recorder: Recorder, value: TracedTensor) -> bool:
+    """Whether elements share memory. A later write to such a tensor counts once for each of them, unless autograd knows
+    what it is a view of."""
+    hooked = bool(value._backward_hooks)  # type: ignore[attr-defined]  # see _check_hooks
+    return not hooked and shares_elements(value.tensor_type, {} if recorder.env is None else recorder.env.examples)
 
 
 def _requires_for_its_base(value: Any, root: Any) -> bool:

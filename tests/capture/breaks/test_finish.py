@@ -63,6 +63,16 @@ def test_an_input_is_returned_as_itself() -> None:
     assert result[0] is x and result[1] is other and len(frame.graph.nodes) == 3  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("view", [torch.real, torch.imag, torch.view_as_real, lambda z: z[1:], lambda z: (z * 2).real])
+def test_a_view_that_leaves_twice_is_one_object(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def f(z: torch.Tensor) -> Any:
+        made = view(z)
+        return made, [made], made[..., :1], made
+
+    first, (second,), part, last = fusewright.compile(f)(numbers() + 1j)
+    assert first is second and first is last and part is not first
+
+
 def test_everything_is_read_before_anything_is_written() -> None:
     class Pair:
         pass

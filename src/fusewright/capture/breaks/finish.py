@@ -466,7 +466,7 @@ class Code:
         """A view under another dtype as a call behind the graph, whose memory it shares with what it is a view of; ""
         where it is none, or the graph returns it."""
         calls: list[Any] = []
-        recast = False
+        recast, result = False, value
         while value.viewed is not None and not value.reshaped and self.world.recorder.level == "aten":
             node, viewed = value.node, value.viewed
             if not isinstance(node.target, OpOverload) or node.args[0] is not viewed.node:
@@ -479,7 +479,7 @@ class Code:
         text = self.expression(value)
         for target, args, kwargs in reversed(calls):
             text = f"{self.bind('view', functools.partial(_viewed, target, args, kwargs))}({text})"
-        return self.temporary(text)
+        return self.start(result, text)  # one object wherever it is
 
     def _wrapper(self, value: Any) -> str:
         """A tensor that wraps others, made inside: put together behind the graph."""

@@ -86,7 +86,7 @@ def _legacy_tensor(tracer: Tracer, cls: Any, args: Args, kwargs: Kwargs) -> Any:
             return tracer.call(torch.empty, sizes, {"dtype": dtype, "device": "cpu"})
         if len(args) == 1 and tracer.world.recorder_owns(args[0]) and args[0].dtype is dtype:  # its memory, its layout
             if args[0].device.type == "cpu":
-                return tracer.world.torch_call(torch.Tensor.detach, args, {})
+                return tracer.world.torch_call(torch.ops.aten.alias.default, args, {})
     raise GraphBreak("tensor-construction", f"a call of the class {name} with other things than numbers or sizes")
 
 
