@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("mode", ["inference", "training", "broken", "module"])
 @pytest.mark.parametrize("calls", [0, 1, 3])
 @pytest.mark.parametrize("whose", ["native", "torch"])

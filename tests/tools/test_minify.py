@@ -133,6 +133,7 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("defect", "kind", "culprit", "operator"),
     [
