@@ -30,6 +30,7 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "a number for some places": lambda: torch.zeros(2, dtype=Int).scatter(0, torch.tensor([1]), 1e30),
     "a mask of another size": lambda: torch.zeros(2).index_put_((torch.ones(1, dtype=torch.bool),), torch.tensor(3.0)),
     "a dimension that a number lacks": lambda: torch.zeros(2).sum().squeeze(1),
+    "an embedding by other numbers": lambda: F.embedding(torch.zeros(2, dtype=torch.int16), torch.zeros(3, 4)),
     "no probability": lambda: torch.full((2,), 1.5).bernoulli(),
     "batch norm": lambda: F.batch_norm(torch.zeros(3, 4, dtype=Int), torch.zeros(4), torch.zeros(4)),
 }

@@ -70,6 +70,8 @@ _FLOATS = frozenset({aten.native_batch_norm.default, aten.native_layer_norm.defa
 def _refuses_types(func: OpOverload, args: tuple[object, ...]) -> bool:
     """Whether eager's kernel has no such combination of types, which a graph would find out too late: when statistics
     and caches have been written to."""
+    if func is aten.embedding.default:
+        return getattr(args[1], "dtype", None) not in (torch.int64, torch.int32)
     if func not in _ONE_TYPE and func not in _FLOATS:
         return False
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
