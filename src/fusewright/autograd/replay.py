@@ -113,7 +113,8 @@ class _Program:
             else:
                 args, kwargs = _resolved((node.args, node.kwargs), environment, sizes)
                 with torch.set_grad_enabled(not node.meta.get("no_grad") and application is None):
-                    environment[node] = _INSTEAD.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
+                    run: Any = _INSTEAD.get(node.target, node.target)
+                    environment[node] = run(*args, **kwargs)
             if node in self.written:
                 environment[node] = environment[node].clone()
             if application is not None and node is application.nodes[-1]:

@@ -339,9 +339,8 @@ def _edges(
             writers.setdefault(name, []).append(position)
         if not outside.isdisjoint(entry.writes):
             before.update(checks)
-        if is_check(operation) or (isinstance(operation, Extern) and may_raise(operation.target)):
-            checks.append(position)
-        elif entry.survey is not None and entry.survey.checks:
+        fails = may_raise(operation.target) if isinstance(operation, Extern) else entry.survey and entry.survey.checks
+        if fails or is_check(operation):
             checks.append(position)
         if isinstance(operation, Extern) and operation.ordered:
             if last_ordered >= 0:

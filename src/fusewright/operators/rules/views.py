@@ -151,7 +151,7 @@ def _unsqueeze(self: TensorType, dim: int) -> TensorType:
 
 def _squeeze(self: TensorType, dim: int | Sequence[int] | None = None) -> TensorType:
     axes = range(self.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {axis_of(axis, self.ndim or 1) for axis in axes}
+    gone = {axis_of(axis, self.ndim) for axis in axes}
     kept = [axis for axis in range(self.ndim) if axis not in gone or not same(self.shape[axis], 1)]
     return _view(self, [self.shape[a] for a in kept], [self.stride[a] for a in kept])
 
