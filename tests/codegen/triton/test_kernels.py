@@ -518,7 +518,7 @@ def test_what_stands_for_eight_bits_beyond_the_end(dtype: torch.dtype, monkeypat
 
 
 def test_before_a_row_that_is_empty_no_place_to_write_is_checked() -> None:
-    """The check stands before the loop along the row; that of what is read is the reader's, and stays."""
+    """The check stands before the loop along the row."""
     n = symbol("s0", 0)
     i, j, t = loop_symbol("o0", 3), loop_symbol("r0", n), symbol("t0", None)
     checked = checked_index(load("index", i, torch.int64), 5)
@@ -532,4 +532,27 @@ def test_before_a_row_that_is_empty_no_place_to_write_is_checked() -> None:
     buffers = {name: Buffer(name, *shapes[name], dtypes[name], device, "temporary", 0) for name in shapes}
     kernel = kernel_of("loop", [Axis(i, 3)], [stage, last], dtypes, "zy", sizes=(n,))
     text = generate([kernel], buffers, TINY, {})[kernel.name].text
-    assert re.search(r"device_assert\(.* \| \(s0 == 0\), ", text)
+    assert re.search(r"device_assert\(.* \| \(\(\(s0 > 0\)\) == 0\), ", text)
+
+
+@pytest.mark.parametrize("place", [lambda x, i: i.expand(x.shape), lambda x, i: torch.zeros_like(x, dtype=torch.int64)])
+def test_before_a_row_that_is_empty_nothing_is_read_at_a_place_that_the_row_does_not_change(
+    place: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """Nor is the place checked: what a row of that length is read from has no memory."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return (x * y.take(place(x, i))).sum(-1)
+
+    inputs = [r(5, 7), r(7), torch.tensor([3])]
+    plan = schedule(tracing.on_a_gpu(function, inputs, {0: {1: "s0"}, 1: {0: "s0"}}), GPU)
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, TINY).values()
+    (size,) = code.sizes
+    for n in (7, 0):
+        x, y, made = r(5, n), r(n), torch.full((5,), 113.0)
+        tensors = dict(zip(code.buffers, (x, y, inputs[2], made) if len(code.buffers) == 4 else (x, y, made)))
+        run_code(code, tensors, {size: n})
+        expected = function(x, y, inputs[2]) if n else torch.zeros(5)
+        torch.testing.assert_close(made, expected)
+    (load,) = re.findall(rf"tl\.load\({code.text.partition('(')[2].split(', ')[1]} .*\)", code.text)
+    assert f"({size} > 0)" in load

@@ -117,6 +117,7 @@ class Emitter:
     outer_mapping: dict[Expr, Dim] = field(default_factory=dict)
     row: Value | None = None  # the flat position along the row, of the current stage
     row_mask: Value | None = None
+    row_exists: Value | None = None  # asked before a row that may be empty: what it would read there may be no memory
     row_symbol: Expr | None = None
     rows_made: dict[Dim, tuple[Expr, Value, Value | None]] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
@@ -270,7 +271,7 @@ class Emitter:
         self.memo.clear()
         self._synchronise(view)
         if not view.axes or self.tile.kind != "rows":
-            self.row = self.row_mask = self.row_symbol = None
+            self.row = self.row_mask = self.row_symbol = self.row_exists = None
             self.mapping = dict(self.outer_mapping)
             unrolled.statements(self, view.stage.statements)
             return
@@ -318,6 +319,8 @@ class Emitter:
         text, _ = self._size_text(extent)
         whole = sizes.is_multiple(extent, self._plain_tile.r)
         self.row_mask = None if whole else Value("r_mask", frozenset("r"), 1)
+        full = isinstance(extent, int) or sizes.known_le(1, extent) is True
+        self.row_exists = None if full else Value(f"({text} > 0)", indices.NOTHING)
         self.level = 1
         if pair is None:
             self.run_statements(view.stage.statements)
@@ -459,21 +462,17 @@ class Emitter:
         dims = mask.dims | body.dims | other.dims
         return self.bind(f"tl.where({mask.text}, {body.text}, {other.text})", dims, self.level_of(mask, body, other))
 
-    def _checked(self, expr: CheckedIndex, writes: bool = False) -> Value:
-        """`writes`: a store's place. The loop is its operator's own: if the row is empty, eager looks at no index."""
+    def _checked(self, expr: CheckedIndex) -> Value:
         value = self.evaluate(expr.value)
         extent = self.index(self.flat(expr.extent))
         level = self.level_of(value, extent)
         if expr.wrap:
             wrapped = f"tl.where({value.text} < 0, {value.text} + {extent.text}, {value.text})"
             value = self.bind(wrapped, value.dims, level)
-        mask, self.checks = self.mask_text(value.dims)[0], True
-        axes = self.view.axes if writes and self.view and "r" not in value.dims else ()
-        rows = [self.index(self.flat(axis.extent)) for axis in axes]
-        nothing = "".join(f" | ({text} == 0)" for text in (mask, *(one.text for one in rows)) if text)
-        condition = f"({value.text} >= 0) & ({value.text} < {extent.text}){nothing}"
-        level = max(level, self.level_of(*rows), self.level if mask else 0)
-        check = f'tl.device_assert({condition}, "index out of range")'
+        mask, _, mask_level = self.mask_text(value.dims)
+        self.checks = True
+        inside = f"({value.text} >= 0) & ({value.text} < {extent.text}){f' | (({mask}) == 0)' if mask else ''}"
+        level, check = max(level, mask_level), f'tl.device_assert({inside}, "index out of range")'
         if check not in self.known[level]:
             self.known[level][check] = value
             self.lines[level].append(check)
@@ -486,8 +485,9 @@ class Emitter:
         parts: list[Value] = [
             self.locals[f"{name}_mask"] for name in "xy" if name in dims and f"{name}_mask" in self.locals
         ]
-        if "r" in dims and self.row_mask is not None:
-            parts.append(self.row_mask)
+        row = self.row_mask if "r" in dims else self.row_exists
+        if row is not None:
+            parts.append(row)
         if guarded and self.masks:
             parts.append(self.masks[-1])
         found: frozenset[str] = frozenset().union(*(part.dims for part in parts))
@@ -502,12 +502,11 @@ class Emitter:
         text = f"{self.names[buffer]} + {place}"
         return f"{self.bind(text, dims, index.level).text} + {offset}" if offset else text
 
-    def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...], writes: bool = False) -> None:
+    def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> None:
         for symbol, expr in bindings:
-            value = self._checked(expr, True) if writes and isinstance(expr, CheckedIndex) else self.evaluate(expr)
-            self.bound[symbol] = (
-                value if self.wide else self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level)
-            )
+            value = self.evaluate(expr)
+            narrow = f"{value.text}.to(tl.int32)"
+            self.bound[symbol] = value if self.wide else self.bind(narrow, value.dims, value.level)
 
     def _address(self, buffer: str, index: Dim) -> tuple[Value, int]:
         """The flat index of an access and what is to be added; into a spilled row, that of this program's part."""
@@ -550,7 +549,7 @@ class Emitter:
         return self.bind(text, dims, level)
 
     def _store(self, store: Store) -> None:
-        self._bindings(store.bindings, writes=True)
+        self._bindings(store.bindings)
         value = self.evaluate(store.value)
         flat = self.flat(store.index)
         memory = self.memory(store.buffer)
