@@ -558,3 +558,31 @@ def test_what_is_copied_onto_itself_in_part(dynamic: bool | None) -> None:
             assert outcomes[0] is outcomes[1]
         else:
             torch.testing.assert_close(*outcomes)
+
+
+def scatter_into(value: torch.Tensor) -> torch.Tensor:
+    return value.scatter_(0, torch.zeros([1] * value.dim(), dtype=torch.long), 1.0)
+
+
+TIED = {  # what makes a guard say that two sizes, or a size and 1, are equal
+    "first and last": (lambda x: scatter_into(x.exp().permute(3, 2, 1, 0).tril_().exp()), (2, 3, 3, 2), (4, 5, 6, 4)),
+    "middle": (lambda x: scatter_into(x.exp().transpose(1, 3).tril_().exp()), (2, 3, 4, 3), (3, 5, 2, 5)),
+    "squeezed": (lambda x: x.flatten(1).chunk(2, 1)[1].squeeze().add_(1), (3, 1, 1, 2), (1, 1, 2, 1), (1, 2, 2, 1)),
+    "squeezed dim": (lambda x: x.flatten(1).chunk(2, 1)[1].squeeze(1).mul_(2), (3, 1, 1, 2), (2, 1, 2, 1)),
+    "expanded": (lambda x: x[x.shape[1] - x.shape[2] :].expand(x.shape[0], -1, -1, -1).add_(1), (2, 3, 3, 2), (4, 2, 2, 3)),
+    "strided": (lambda x: x.flatten(1).chunk(2, 1)[1].as_strided((x.shape[0], 1), (2, 0)).add_(1), (3, 1, 1, 2), (4, 1, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_sizes_that_a_guard_has_tied(name: str) -> None:
+    """What is written through views of them, and the strides of what comes out."""
+    function, *shapes = TIED[name]
+    events: list[Event] = []
+    compiled = fusewright.compile(function, dynamic=True)
+    with STREAM.listening(events.append):
+        for shape in (*shapes, *shapes):
+            mine, theirs = (torch.rand(shape, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+            got, expected = compiled(mine), function(theirs)
+            torch.testing.assert_close((got, mine), (expected, theirs), check_stride=True)
+    assert not [event for event in events if isinstance(event, InternalError)]

@@ -68,6 +68,17 @@ def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:
     assert env.simplify(s) is s and [str(g) for g in env.guards] == ["s0//2 == 1"]
 
 
+def test_a_common_factor_of_an_equality_is_taken_out_where_it_is_not_0() -> None:
+    """Strides that are the same are products of sizes; what fixes a size is said of shapes too."""
+    env = ShapeEnv()
+    s, t, u = env.create("s0", 3, None), env.create("s1", 3, None), env.create("s2", 4, None)
+    assert env.guard(Relation("==", s * u, t * u)) and [str(g) for g in env.guards] == ["s0 == s1"]
+    assert env.assumed == {u} and env.known(Relation("==", s, t)) is True
+    env = ShapeEnv()
+    s, t, n = env.create("s0", 3, None), env.create("s1", 5, None), env.create("n", 0, None)
+    assert env.guard(Relation("==", s * n, t * n)) and env.known(Relation("==", s, t)) is None
+
+
 def test_a_symbol_that_becomes_known_rewrites_what_others_follow_from() -> None:
     """With s0 known the first fact fixes s1, which the others are said of too."""
     env = ShapeEnv()

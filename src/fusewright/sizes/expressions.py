@@ -25,7 +25,7 @@ from fusewright.sizes.algebra import (
     product,
     split_atom,
 )
-from fusewright.sizes.arithmetic import INFINITY, monomial_quotient
+from fusewright.sizes.arithmetic import INFINITY, monomial_quotient, shared_atoms
 from fusewright.sizes.forms import (
     Choice,
     Dim,
@@ -210,6 +210,16 @@ def substitute(d: Dim, mapping: Mapping[Expr, Dim]) -> Dim:
         )
     children = [substitute(child, mapping) for child in d._children()]
     return _REBUILD[type(d)](*children)
+
+
+def split_factor(d: Expr, number: int, may_go: Callable[[Expr], bool]) -> tuple[Monomial, Dim]:
+    """The common factors of all terms that may go, and `d` without them and without the number. The constant beside
+    terms is rounded down."""
+    common = () if d.constant else tuple(filter(may_go, shared_atoms(d.terms)))
+    if not common and number == 1:
+        return (), d
+    terms = total(product(monomial_quotient(monomial, common) or ()) * (times // number) for monomial, times in d.terms)
+    return common, terms + d.constant // number
 
 
 Term = tuple[Monomial, int]

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from fusewright.sizes.algebra import interval, split_atom
-from fusewright.sizes.arithmetic import INFINITY, Bound, interval_product, monomial_quotient, shared_atoms
+from fusewright.sizes.arithmetic import INFINITY, Bound, interval_product, monomial_quotient
 from fusewright.sizes.expressions import (
     Dim,
     Expr,
@@ -28,6 +28,7 @@ from fusewright.sizes.expressions import (
     coefficient,
     free_symbols,
     product,
+    split_factor,
     substitute,
     symbol as new_symbol,
     total,
@@ -111,12 +112,8 @@ def not_empty(extent: Dim) -> list[Dim]:
     """What a loop of this extent, inside of which one is, says: it is at least 1, and so is each factor of it."""
     if isinstance(extent, int):
         return []
-    common = () if extent.constant else tuple(filter(is_at_least_zero, shared_atoms(extent.terms)))
     number = math.gcd(extent.constant, *(times for _, times in extent.terms))
-    rest = total(
-        product(monomial_quotient(monomial, common) or ()) * (times // number) for monomial, times in extent.terms
-    )
-    rest = rest + extent.constant // number
+    common, rest = split_factor(extent, number, is_at_least_zero)
     return [d for d in (*(atom - 1 for atom in dict.fromkeys(common)), rest - 1) if isinstance(d, Expr)]
 
 
@@ -238,12 +235,7 @@ def _without_factor(d: Dim) -> Dim:
     rounded down: sums of terms are whole."""
     if isinstance(d, int):
         return d
-    common = () if d.constant else tuple(atom for atom in shared_atoms(d.terms) if is_at_least_zero(atom))
-    number = math.gcd(*(times for _, times in d.terms))
-    if not common and number == 1:
-        return d
-    terms = total(product(monomial_quotient(monomial, common) or ()) * (times // number) for monomial, times in d.terms)
-    return terms + d.constant // number
+    return split_factor(d, math.gcd(*(times for _, times in d.terms)), is_at_least_zero)[1]
 
 
 def _without_multiples(d: Expr, facts: tuple[Expr, ...]) -> Iterator[Dim]:

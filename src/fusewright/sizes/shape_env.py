@@ -32,8 +32,11 @@ from fusewright.sizes.expressions import (
     is_multiple,
     known,
     known_le,
+    product,
+    split_factor,
     substitute,
     symbol,
+    total,
 )
 
 
@@ -275,11 +278,23 @@ class ShapeEnv:
         if answer is not None:
             return answer
         answer = Relation(relation.op, self.hint(relation.left), self.hint(relation.right)).holds({})
-        fact = relation if answer else relation.negated()
+        fact = self._reduced(relation if answer else relation.negated())
         self.guards.append(fact)
         self.asked_at.append(self.location())
         self._learn(Relation(fact.op, self.simplify(fact.left), self.simplify(fact.right)))
         return answer
+
+    def _reduced(self, fact: Relation) -> Relation:
+        """An equality without factors of all its terms that are not 0: what is left may fix a size, in all that is said
+        of it, where the products would say only that two strides are the same."""
+        difference = self.simplify(fact.left - fact.right)
+        if fact.op != "==" or isinstance(difference, int):
+            return fact
+        common, rest = split_factor(difference, 1, lambda factor: self.generally(Relation("<=", 1, factor)) is True)
+        if not common or isinstance(rest, int):
+            return fact
+        left = total(product(monomial) * count for monomial, count in rest.terms if count > 0)
+        return Relation("==", left, left - rest)
 
     def generally(self, relation: Relation) -> bool | None:
         """Whether the relation holds for sizes of 2 and more, which neither broadcast nor vanish; None when that does

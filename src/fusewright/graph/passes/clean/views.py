@@ -45,8 +45,10 @@ class ViewStep:
 Scatter = Callable[[Builder, ViewStep, torch.fx.Node, torch.fx.Node], torch.fx.Node]
 
 
-def _shape(node: torch.fx.Node) -> list[Dim]:
-    return list(node.meta["type"].shape)
+def _shape(build: Builder, node: torch.fx.Node) -> list[Dim]:
+    """With what guards have told of its sizes: what was squeezed may be 1 by a guard."""
+    shape = node.meta["type"].shape
+    return list(shape if build.env is None else map(build.env.simplify, shape))
 
 
 def _identity(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
@@ -55,7 +57,7 @@ def _identity(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.
 
 def _reshape_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
     dense = build.call(aten.clone.default, value, memory_format=torch.contiguous_format)
-    return build.call(aten.view.default, dense, _shape(base))
+    return build.call(aten.view.default, dense, _shape(build, base))
 
 
 def _same_op(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
@@ -64,18 +66,18 @@ def _same_op(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.f
 
 
 def _permute_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
-    rank = len(_shape(base))
+    rank = len(_shape(build, base))
     order = [axis % rank for axis in step.argument(1, "dims")]  # type: ignore[attr-defined]
     return build.call(aten.permute.default, value, [order.index(axis) for axis in range(rank)])
 
 
 def _unsqueeze_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
-    rank = len(_shape(value))
+    rank = len(_shape(build, value))
     return build.call(aten.squeeze.dim, value, step.argument(1, "dim") % rank)  # type: ignore[operator]
 
 
 def _squeeze_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
-    shape = _shape(base)
+    shape = _shape(build, base)
     asked = step.argument(1, "dim")
     axes = range(len(shape)) if asked is None else [asked] if isinstance(asked, int) else asked
     for axis in sorted(axis % len(shape) for axis in axes if shape):  # type: ignore[attr-defined]
@@ -85,7 +87,7 @@ def _squeeze_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: to
 
 
 def _expand_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
-    if _shape(base) != _shape(value):
+    if _shape(build, base) != _shape(build, value):
         raise CannotFunctionalise("a write to an expanded tensor")
     return value
 
@@ -99,8 +101,7 @@ def _scatter_with(op: OpOverload) -> Scatter:
 
 def _as_strided_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
     size, stride = step.argument(1, "size"), step.argument(2, "stride")
-    type_: TensorType = value.meta["type"]
-    if any(s == 0 and n != 1 for s, n in zip(stride, type_.shape, strict=True)):  # type: ignore[call-overload]
+    if any(s == 0 and n != 1 for s, n in zip(stride, _shape(build, value), strict=True)):  # type: ignore[call-overload]
         raise CannotFunctionalise("a write to an overlapping as_strided view")
     return build.call(aten.as_strided_scatter.default, base, value, size, stride, step.argument(3, "storage_offset"))
 
