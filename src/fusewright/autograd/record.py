@@ -94,7 +94,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     tangents = [recorder.tangent(value, f"tangent_{position}") for position, value in wanted]
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
-    groups = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else []
+    groups, lost = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [])
+    if lost and (recorder.custom_gradients or any(node.name().endswith("NotImplemented") for node in lost)):
+        raise CannotDifferentiate("a part of the backward that may raise leads to no input")
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
     freed = False
     # its check for NaN would read traced gradients; the engine checks the real ones
