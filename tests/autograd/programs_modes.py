@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from tests.autograd.programs import Compiled, program, random
 
@@ -299,3 +301,57 @@ def written_behind_a_break_in_no_grad(compiled: Compiled) -> list[Any]:
     a, b = leaf * 2, random(3) + 1
     (compiled(fn)(a, b, random(3)).sum() + a.sum()).backward()
     return [a.detach(), a.requires_grad, b.detach(), leaf.grad]
+
+
+class _Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+
+def _raises_behind_a_view(compiled: Compiled, raises: Callable[[torch.Tensor], Any]) -> list[Any]:
+    """A view that is made in no_grad leads to nothing, yet the backward of what is computed from it runs."""
+
+    def alone(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            seen = x[None]
+        return raises(seen)
+
+    def beside(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            seen = x[None]
+        return x.sin(), raises(seen)
+
+    found: list[Any] = []
+    for function in (alone, beside):
+        results = compiled(function)(random(3))
+        try:
+            sum(one.sum() for one in pytree.tree_leaves(results)).backward()
+            found.append("nothing raised")
+        except (RuntimeError, ValueError) as error:
+            found.append(type(error).__name__)
+    return found
+
+
+@program
+def behind_a_view_in_no_grad_a_function_raises(compiled: Compiled) -> list[Any]:
+    return _raises_behind_a_view(compiled, _Refusing.apply)
+
+
+@program
+def behind_a_view_in_no_grad_a_hook_raises(compiled: Compiled) -> list[Any]:
+    def hooked(seen: torch.Tensor) -> torch.Tensor:
+        made = seen.sin()
+        made.register_hook(lambda gradient: torch.stack([gradient, gradient]))
+        return made * 2
+
+    return _raises_behind_a_view(compiled, hooked)
+
+
+@program
+def behind_a_view_in_no_grad_an_operator_has_no_gradient(compiled: Compiled) -> list[Any]:
+    return _raises_behind_a_view(compiled, lambda seen: torch.linalg.ldl_factor(seen.mT @ seen)[0])

@@ -546,6 +546,65 @@ def view_in_place_of_an_input_that_is_written_to(compiled: Compiled) -> list[Any
 
 
 @program
+def view_in_place_beside_what_it_shows(compiled: Compiled) -> list[Any]:
+    """They share memory, and autograd knows it: a later write to either counts for both."""
+    results: list[Any] = []
+    for reshape in (lambda v: v.transpose_(0, 0), lambda v: v.t_(), lambda v: v.unsqueeze_(0)):
+
+        def fn(a, reshape=reshape):
+            y = a * 2
+            v = y[...]
+            reshape(v)
+            return y, v
+
+        a = random(2, 3)
+        y, v = compiled(fn)(a)
+        y.mul_(3)
+        (v * torch.arange(6.0).view(v.shape)).sum().backward()
+        results += [y, v, a.grad]
+    return results
+
+
+@program
+def view_in_place_in_no_grad(compiled: Compiled) -> list[Any]:
+    """The history stays that of what it was."""
+    results: list[Any] = []
+
+    def fn(a):
+        y = a.sin()
+        with torch.no_grad():
+            y.t_()
+        return y
+
+    for shape in ((2, 2), (2, 3)):
+        a = random(*shape)
+        y = compiled(fn)(a)
+        try:
+            (first,) = torch.autograd.grad((y * torch.arange(4.0).view(2, 2)).sum(), a, create_graph=True)
+            first.square().sum().backward()
+            results += [y, first, a.grad]
+        except RuntimeError as error:
+            results.append(type(error).__name__)
+    return results
+
+
+@program
+def hook_on_one_of_several_results(compiled: Compiled) -> list[Any]:
+    """The backward of the backward leads to the other results."""
+
+    def fn(a):
+        y = torch.nn.functional.group_norm(a, 1)
+        y.register_hook(lambda gradient: gradient * 2)
+        return y
+
+    a = random(3, 4)
+    total = (compiled(fn)(a) * torch.arange(12.0).view(3, 4)).sum()
+    (first,) = torch.autograd.grad(total, a, create_graph=True)
+    (total + first.square().sum()).backward()
+    return [first, a.grad]
+
+
+@program
 def write_to_a_returned_view(compiled: Compiled) -> list[Any]:
     """The views are made without anything that needs a gradient; what is written then does."""
     kinds = [

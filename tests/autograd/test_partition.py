@@ -55,6 +55,34 @@ def test_a_reduction_is_saved_rather_than_computed_again() -> None:
     )
 
 
+COMPARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "minimum": lambda y: y.amin(1).cumsum(0),
+    "largest norm": lambda y: y.norm(float("inf"), dim=1).cumsum(0),
+    "largest of a row": lambda y: torch.where(y == y.amax(1, keepdim=True), y * y, 0.0).cumsum(0),
+    "difference": lambda y: torch.where(y - y.amax(1, keepdim=True) < 0, 0.0, y * y).cumsum(0),
+    "largest two": lambda y: y.masked_fill(y < y.topk(2)[0][:, 1:], 0).square().cumsum(0),
+}
+
+
+@pytest.mark.parametrize("make", [torch.erf, torch.tanh, torch.sin])
+@pytest.mark.parametrize("name", COMPARED)
+def test_what_is_compared_with_its_own_extreme_is_not_computed_again(name: str, make: Callable[..., Any]) -> None:
+    """What another kernel rounds otherwise would be equal to nothing, and the gradient zero."""
+    x = torch.randn(100, 37, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return COMPARED[name](make(x))
+
+    _, halves = saved_by(f, x)
+    assert not any("aten.eq" in str(node.target) or "aten.lt" in str(node.target) for node in halves.backward.nodes)
+    found = [torch.autograd.grad(run(x).sum(), x)[0] for run in (f, fusewright.compile(f, fullgraph=True))]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-3)
+
+
+def test_an_input_that_is_compared_with_its_extreme_is_compared_again() -> None:
+    assert saved_by(lambda x: x.amax(1).exp(), torch.randn(64, 32, requires_grad=True))[0] <= 64 * (4 + 4 + 8)
+
+
 def test_of_equal_cuts_the_one_that_computes_least_again() -> None:
     """Saving the product or what a chain of pointwise operators makes of it costs the same: the end of the chain is saved."""
     x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)

@@ -16,8 +16,13 @@ from tests.autograd.programs import PROGRAMS
 # Programs that are not compiled whole: the catalogue's codes of their graph breaks and skipped frames.
 BREAKS: dict[str, set[str]] = {
     "view_in_place_of_an_input_that_is_written_to": {"inplace-metadata"},
+    "view_in_place_beside_what_it_shows": {"training-eager"},
+    "view_in_place_in_no_grad": {"inplace-metadata"},
     "view_of_an_input_that_is_made_a_leaf": {"training-eager"},
     "overlapping_result_is_written_to": {"operator-failed"},
+    "behind_a_view_in_no_grad_a_function_raises": {"autograd-function"},
+    "behind_a_view_in_no_grad_a_hook_raises": {"autograd-call"},
+    "behind_a_view_in_no_grad_an_operator_has_no_gradient": {"training-eager"},
     "retain_grad_inside": {"autograd-call"},
     "impure_backward": {"autograd-function"},
     "tensor_subclass_param_hook_module": {"autograd-function"},  # its hook keeps numbers

@@ -52,7 +52,9 @@ def unused(found: Difference, text: str, examine: Examine) -> bool:
 
 BENT = r"\b(hardtanh|relu6|hardswish|elu|celu|selu|hardshrink|softshrink)\((\w+)"
 NORM = r"F\.(instance|layer|group|batch|rms)_norm\((\w+)"
-
+LEAVES_ROUNDING = (
+    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\))$"
+)
 
 
 def equal_if(found: Difference, text: str, examine: Examine, pattern: str, other: str) -> bool:
@@ -247,11 +249,10 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "quotients by what rounding leaves",
-        "Of equal numbers a normalisation leaves 0 or the rounding of their mean, and of numbers below -5 gelu leaves 0 or the "
-        "rounding of erf; a quotient by it is anything.",
-        lambda found, text, examine: equal_if(
-            found, text, examine, r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu)\(.*\))$", r"= \1 + 9"
-        ),
+        "Of equal numbers a normalisation leaves 0 or the rounding of their mean, of numbers below -5 gelu leaves 0 or the "
+        "rounding of erf, of orthogonal vectors cosine_similarity leaves 0 or the rounding of their product, and for the largest "
+        "half of a row log_softmax leaves 0 in eager; a quotient by it is anything, and relu has a gradient there or not.",
+        lambda found, text, examine: equal_if(found, text, examine, LEAVES_ROUNDING, r"= \1 + 9"),
     ),
     Deviation(
         "scatters into what shares elements",

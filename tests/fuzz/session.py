@@ -349,8 +349,8 @@ def _first_difference(
 
 
 def _nudged(first: World, steps: list[str]) -> list[list[Leaf]]:
-    """By turns, by pairs, and all one way."""
-    found = [_replay(first, steps, rounding=Rounding(turn)) for turn in TURNS]
+    """By turns, by pairs, and all one way; up first, and down first."""
+    found = [_replay(first, steps, rounding=Rounding(turn, up)) for turn in TURNS for up in (0, 1)]
     if HALF.search(first.text):
         found += [_replay(first, steps, nudged=turn) for turn in TURNS]
     return [leaves for leaves in found if leaves is not None]
@@ -364,12 +364,17 @@ class Rounding(TorchDispatchMode):
     rounding, up or down by turns after so many, and from operator to operator. So results that cancel are judged by what
     cancels. What is exact, a copy or a sum of small numbers, stays as it is."""
 
-    def __init__(self, turn: int) -> None:
+    def __init__(self, turn: int, count: int) -> None:
         super().__init__()
-        self.turn, self.count = turn, 0
+        self.turn, self.count = turn, count
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # where operators that are made of others come whole
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         precise = self.precise(func, args, kwargs)
         made = func(*args, **kwargs)
         self.count += 1

@@ -34,6 +34,7 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 
 
+_COMPARISONS = frozenset(getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _PLAIN = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten._to_copy.default})
 DISCOURAGED = 1000
 """How many times its bytes it costs to save what the program asked to be computed again (inside a checkpoint)."""
@@ -84,8 +85,9 @@ class _Cut:
         self.written = written_inputs(joint.graph)
         self.backward = backward
         possible = [node for node in self.forward if can_recompute(node)]
-        self.cheap = frozenset(node for node in possible if is_cheap(node) or node.meta.get("recompute"))
-        self.costly = [node for node in possible if node not in self.cheap]
+        cheap = {node for node in possible if is_cheap(node) or node.meta.get("recompute")}
+        self.cheap = frozenset(node for node in cheap if not _compares_with_its_own(node, cheap))
+        self.costly = [node for node in possible if node not in cheap]
 
     def bytes_of(self, saved: list[Node]) -> int:
         """What saving these keeps alive beyond the inputs."""
@@ -123,6 +125,23 @@ class _Cut:
             return saved_bytes(node) if leaves else DISCOURAGED * saved_bytes(node)
         # What plain arithmetic gives need not be in memory if it is not saved: of two values of one size, the other.
         return saved_bytes(node) + (saved_bytes(node) // 64 if node in allowed and node.target in _PLAIN else 0)
+
+
+def _compares_with_its_own(node: Node, cheap: Set[Node]) -> bool:
+    """Whether `node` compares what the backward would compute again with what was made of it in the forward and is
+    saved, as the gradient of a maximum does. Code for another kernel may round otherwise, so what was equal need not
+    be."""
+    if getattr(node.target, "overloadpacket", None) not in _COMPARISONS:
+        return False
+    again, kept, pending = set(), set(), list(node.all_input_nodes)
+    while pending:
+        one = pending.pop()
+        if one not in cheap:
+            kept.add(one)
+        elif one not in again:
+            again.add(one)
+            pending += one.all_input_nodes
+    return any(not is_view(one) for one in again & ancestors(kept))
 
 
 def _viewed(node: Node) -> Node:

@@ -39,9 +39,11 @@ class Group:
         return tuple(sorted(place for exit in self.exits for place in exit))
 
 
-def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Group]:
-    """`ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an
-    AccumulateGrad node's)."""
+def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[list[Group], list[Any]]:
+    """The groups, and the nodes that lead to no input, which PyTorch's engine runs all the same.
+
+    `ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an AccumulateGrad
+    node's)."""
     masks: dict[Any, int] = {}
     for place, output in enumerate(outputs):
         masks[output.grad_fn] = masks.get(output.grad_fn, 0) | 1 << place
@@ -76,7 +78,11 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Grou
                 tuple((reached[node], _places(masks[node] & group)) for node in mine),
             )
         )
-    return made
+    leading = set(reached)
+    for node in reversed(order):
+        if any(following in leading for following, _ in node.next_functions):
+            leading.add(node)
+    return made, [node for node in order if node not in leading]
 
 
 def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], dict[Any, int]]:

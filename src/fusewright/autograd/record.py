@@ -94,7 +94,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     tangents = [recorder.tangent(value, f"tangent_{position}") for position, value in wanted]
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
-    groups = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else []
+    groups, lost = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [])
+    if lost and (recorder.custom_gradients or any(node.name().endswith("NotImplemented") for node in lost)):
+        raise CannotDifferentiate("a part of the backward that may raise leads to no input")
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
     freed = False
     # its check for NaN would read traced gradients; the engine checks the real ones
@@ -215,7 +217,7 @@ def _rebuilding(
         if root is None or value is root:
             is_input = id(value) in inputs
             if not is_input and isinstance(value, TracedTensor) and value.reshaped:
-                _check_memory(recorder, value)
+                _check_memory(recorder, value, outputs)
             base = ("input", inputs[id(value)]) if is_input else ("output", results.add(value))
             rebuilt.append(Rebuilt(base, leaf=leaf and not is_input))
             continue
@@ -244,11 +246,15 @@ def _rebuilding(
     return rebuilt
 
 
-def _check_memory(recorder: Recorder, value: TracedTensor) -> None:
-    """What a view that was reshaped in place shares with an input that is written to, its copy would not share."""
+def _check_memory(recorder: Recorder, value: TracedTensor, outputs: Sequence[object]) -> None:
+    """A view that was reshaped in place cannot be made outside of what it shares memory with: an input that is written
+    to, or another output."""
     first = view_chain(value.node)[0]
     if first.op == "placeholder" and recorder.history_changed(first):
         raise CannotDifferentiate("a view that was reshaped in place is returned, of an input that is written to")
+    others = (one for one in outputs if isinstance(one, TracedTensor) and one is not value)
+    if any(view_chain(one.node)[0] is first for one in others):
+        raise CannotDifferentiate("a view that was reshaped in place is returned together with what it is a view of")
 
 
 def _overlaps(recorder: Recorder, value: TracedTensor) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,8 +122,14 @@ class _Program:
                 _apply(application, environment, sizes)
             for hook in self.hooks.get(node, ()):
                 if environment[hook.tensor].requires_grad:
-                    environment[hook.tensor].register_hook(hook.hook)
+                    environment[hook.tensor].register_hook(partial(_hooked, hook.hook))
         return tuple(_resolved(item, environment, sizes) for item in self.wanted)
+
+
+def _hooked(hook: Callable[..., Any], gradient: torch.Tensor | None) -> Any:
+    """PyTorch's engine asks with None where only another result of the operator has a gradient. In the program this is
+    one tensor with what was called, whose gradient the hook has seen there."""
+    return None if gradient is None else hook(gradient)
 
 
 _INSTEAD: dict[Any, Callable[..., Any]] = {torch.ops.aten.detach.default: lambda tensor: tensor.data}

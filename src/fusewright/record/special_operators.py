@@ -194,7 +194,9 @@ def _view_in_place(
         assert isinstance(traced, TracedTensor)
         if traced.is_input:
             raise GraphBreak("inplace-metadata", f"{func} on an input")
-        if traced.requires_grad and torch.is_grad_enabled() and memory_root(traced).is_input:
+        if traced.requires_grad and not torch.is_grad_enabled():  # its history knows nothing of the view
+            raise GraphBreak("inplace-metadata", f"{func} in no_grad on a tensor with a gradient")
+        if traced.requires_grad and memory_root(traced).is_input:
             # eager refuses it if that input is a leaf, or a view of one
             raise GraphBreak("inplace-metadata", f"{func} on a view of an input that requires a gradient")
         if traced.requires_grad and any(is_view_of(user, traced.node) for user in traced.node.users):
