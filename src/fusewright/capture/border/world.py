@@ -23,7 +23,7 @@ from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
-from fusewright.capture.border.absent import STAND_FOR
+from fusewright.capture.border.absent import STAND_FOR, look_alike
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, ByType
 from fusewright.capture.border.effects import DELETED, DeferredCall, Effects, Shadow
@@ -45,7 +45,7 @@ from fusewright.capture.border.values import (
     tensor,
     wrapper,
 )
-from fusewright.capture.border.values.dict import OutsideDict, shown_method
+from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
@@ -440,8 +440,8 @@ class World:
             return array.array_type(obj)
         if type(obj) in STAND_FOR:
             return STAND_FOR[type(obj)]
-        if type(obj) is types.MethodType and (shown := shown_method(obj)) is not None:
-            return type(shown)
+        if type(obj) is types.MethodType and (alike := look_alike(obj)) is not None:
+            return type(alike)
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
     def getattr(self, obj: Any, name: str) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
@@ -56,8 +57,12 @@ _CALLED = (set, collections.OrderedDict, collections.defaultdict)
 
 
 def _is_atomic(value: Any) -> bool:
+    alike = look_alike(value)
+    if alike is not None and type(alike) not in (dict, types.MappingProxyType, types.BuiltinFunctionType):
+        raise GraphBreak("untraceable-call", f"a copy of a {type(alike).__name__}")
     return (
         isinstance(value, _ATOMIC)
+        or isinstance(alike, types.BuiltinFunctionType)
         or type(value) in FROZEN_TYPES
         or (is_constant(value) and type(value) is not frozenset)
     )
@@ -207,13 +212,13 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         set.update(made, [convert(element) for element in set.__iter__(value)])
     if classes.has_dict(kind):
         attributes = world.materialise(tracer.call(object.__getattribute__, (value, "__dict__")))
+        if attributes:
+            attributes = convert(attributes)  # before the new object is asked for anything
         if asks and attributes:
             if tracer.call(hasattr, (made, "__setstate__")):
                 raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which gives a __setstate__")
             tracer.call(getattr, (made, "__dict__"))
-        object.__getattribute__(made, "__dict__").update(
-            {name: convert(attribute) for name, attribute in attributes.items()}
-        )
+        object.__getattribute__(made, "__dict__").update(attributes)
     for name, _ in classes.slots(kind):
         present = tracer.call(hasattr, (value, name))
         if present:

@@ -135,7 +135,7 @@ def load_method(world: World, real: types.MethodType, source: Source) -> object:
 def load_partial(world: World, real: functools.partial, source: Source) -> object:
     """functools.partial: function, arguments and keywords loaded."""
     world.guard("TYPE", source, functools.partial)
-    if real.__dict__:
+    if functools.partial.__reduce__(real)[2][3]:  # to ask for its dictionary makes one, and a partial of it would tell
         raise GraphBreak("opaque-object", "a functools.partial with attributes of its own came from outside")
     function = world.load(real.func, Attribute(source, "func"))
     args = world.load(real.args, Attribute(source, "args"))
