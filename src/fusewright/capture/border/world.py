@@ -71,6 +71,7 @@ class World:
         self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
         self.foreseen = Foreseen(self)
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
+        self.deep_copies: dict[int, tuple[Any, list[Any]]] = {}  # by identity: the memo of one, the memories met
         self.recordings: list[Any] = []  # open contexts in which the program records warnings
         self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
@@ -78,8 +79,7 @@ class World:
         self.numbers: dict[Source, tuple[Any, Any]] = {}
         self.gradient_nodes: dict[object, Any] = {}
         self.number_tests: tuple[dict[Source, Any], dict[object, Any]] = ({}, {})  # see values/tensor_number.py
-        # inference mode may be entered inside; it has been; what is open of it
-        self.may_infer, self.infers, self.inference_guards = True, False, []
+        self.may_infer, self.infers, self.inference_guards = True, False, []  # it may be entered; was; what is open
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
         self.settings_changed = False  # the program has called what sets one of context.SETTINGS
         self.global_hooks_checked = self.tensors_compared = False
@@ -282,7 +282,7 @@ class World:
             kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))  # type: ignore
         ):
             return
-        key = (kind, source, value) if kind in ("ABSENT", "CALL") else (kind, source)
+        key = (kind, source, value) if kind in ("ABSENT", "CALL", "NO_OVERLAP") else (kind, source)
         if key not in self._guards:
             self._guards[key] = Guard(kind, source, value)
 

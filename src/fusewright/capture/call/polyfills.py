@@ -27,6 +27,7 @@ from fusewright.capture.border.values.tuple import tuple_like
 from fusewright.capture.call.builtins import plain_data
 from fusewright.capture.call.support import native_callback
 from fusewright.capture.guards import MISSING
+from fusewright.record.traced_tensor import TracedTensor, memory_root
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -151,6 +152,7 @@ def _deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
         and value.is_contiguous()
         and world.type_of(value) is torch.Tensor
     ):
+        _note_memory(world, value, memo)  # type: ignore[arg-type]
         return world.torch_call(torch.clone, (value,), {})
     custom = classes.guarded_lookup(world, kind, "__deepcopy__") if not isinstance(value, torch.Tensor) else None
     if isinstance(custom, types.FunctionType):
@@ -172,6 +174,22 @@ def _deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
     if kind is types.MethodType:
         return types.MethodType(value.__func__, _deep(tracer, value.__self__, memo))
     return _rebuild(tracer, value, lambda part: _deep(tracer, part, memo), memo)
+
+
+def _note_memory(world: World, tensor: TracedTensor, memo: dict[int, Any]) -> None:
+    """Of tensors that share memory, the copies that one deep copy makes do so too: a graph break, once there is a
+    second."""
+    _, roots = world.deep_copies.setdefault(id(memo), (memo, []))
+    root = memory_root(tensor)
+    record = world.outside(root)
+    for other, theirs in roots:
+        if other is root or root.reshaped or other.reshaped:
+            raise GraphBreak("untraceable-call", "a deep copy of tensors that share memory")
+        if record is not None and theirs is not None:
+            if record.real.untyped_storage()._cdata == theirs.real.untyped_storage()._cdata:
+                raise GraphBreak("untraceable-call", "a deep copy of tensors that share memory")
+            world.guard("NO_OVERLAP", theirs.source, (theirs.source, record.source))
+    roots.append((root, record))
 
 
 def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | None = None) -> Any:

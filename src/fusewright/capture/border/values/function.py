@@ -132,10 +132,15 @@ def load_method(world: World, real: types.MethodType, source: Source) -> object:
     return world.stand_in(real, source, types.MethodType(function, owner))
 
 
+def attributes_of_partial(partial: functools.partial) -> dict[str, Any] | None:
+    """Its instance dictionary, if it has one yet: to ask for it makes one, and a partial of the partial would tell."""
+    return functools.partial.__reduce__(partial)[2][3]  # type: ignore[no-any-return, index]
+
+
 def load_partial(world: World, real: functools.partial, source: Source) -> object:
     """functools.partial: function, arguments and keywords loaded."""
     world.guard("TYPE", source, functools.partial)
-    if functools.partial.__reduce__(real)[2][3]:  # to ask for its dictionary makes one, and a partial of it would tell
+    if attributes_of_partial(real):
         raise GraphBreak("opaque-object", "a functools.partial with attributes of its own came from outside")
     function = world.load(real.func, Attribute(source, "func"))
     args = world.load(real.args, Attribute(source, "args"))
