@@ -294,4 +294,4 @@ def _getattr_generator(world: World, generator: InterpretedGenerator, name: str)
 
 GETATTRS[InterpretedGenerator] = _getattr_generator
 STAND_FOR[InterpretedGenerator] = types.GeneratorType
-LOOK_LIKE[InterpretedGenerator] = lambda generator: (one for one in ())
+LOOK_LIKE[InterpretedGenerator] = lambda generator: (one for one in range(0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -134,7 +134,8 @@ def load_method(world: World, real: types.MethodType, source: Source) -> object:
 
 def attributes_of_partial(partial: functools.partial) -> dict[str, Any] | None:
     """Its instance dictionary, if it has one yet: to ask for it makes one, and a partial of the partial would tell."""
-    return functools.partial.__reduce__(partial)[2][3]  # type: ignore[no-any-return, index]
+    _, _, state, *_ = cast(Any, functools.partial.__reduce__(partial))
+    return cast("dict[str, Any] | None", state[3])
 
 
 def load_partial(world: World, real: functools.partial, source: Source) -> object:
