@@ -3,8 +3,14 @@ stand-in's own shows."""
 
 from __future__ import annotations
 
+import collections
+import copy
+import functools
+import inspect
+import operator
 import re
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -87,3 +93,100 @@ def test_deleted_gradients_and_attributes() -> None:
         compiled(leaf)
         assert leaf.grad is None
         assert not vars(leaf)
+
+
+class ByIndex:
+    def __getitem__(self, index: int) -> int:
+        return [1, 2, 3][index]
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Thing:
+    def method(self, x: int = 1) -> int:
+        return x
+
+
+def counting() -> Any:
+    yield 1
+
+
+OUTSIDE, HELD, THING, INDEXED = {"a": 1, "b": 2}, [1, 2], Thing(), ByIndex()
+FACTORY = collections.defaultdict(counting, a=1)
+SHOWN: dict[str, Callable[[], Any]] = {
+    **{
+        f"dict.{name}": lambda name=name: getattr(OUTSIDE, name)
+        for name in ("get", "pop", "setdefault", "update", "__getitem__", "__contains__", "__len__", "items")
+    },
+    "globals.get": lambda: globals().get, "attributes.get": lambda: THING.__dict__.get, "class attributes.get": lambda: Thing.__dict__.get,
+    "class attributes.pop": lambda: Thing.__dict__.pop, "list.append": lambda: HELD.append, "method": lambda: THING.method,  # type: ignore
+    "fresh method": lambda: Thing().method, "iter": lambda: iter(INDEXED), "reversed": lambda: reversed(INDEXED),
+    "next of iter": lambda: iter(ByIndex()).__next__,
+    "generator": counting, "generator.send": lambda: counting().send, "generator.__next__": lambda: counting().__next__,
+    "default": lambda: collections.defaultdict(lambda: 3), "factory": lambda: FACTORY.default_factory,
+    "fresh factory": lambda: collections.defaultdict(counting).default_factory, "partial": lambda: functools.partial(OUTSIDE.get, "a"),
+    "partial of a method": lambda: functools.partial(THING.method, 1), "partial of an object": lambda: functools.partial(counting, x=THING),
+    "tensor.add": lambda: torch.ones(2).add, "in a list": lambda: [OUTSIDE.get], "in an error": lambda: ValueError(HELD.append),
+}  # fmt: skip
+SAYS: dict[str, Callable[[Any], Any]] = {
+    "type": lambda one: (type(one), one.__class__ is type(one), [cls.__name__ for cls in type(one).__mro__]),
+    "text": lambda one: (repr(one), str(one), f"{one}", "%s %r" % (one, one), f"{one!r}"),  # noqa: UP031
+    "text around": lambda one: (repr([one]), str({"k": one}), repr(functools.partial(len, one)), str(ValueError(one))),
+    "text of a partial": lambda one: repr(functools.partial(one)),
+    "__self__": lambda one: (type(one.__self__), one.__self__ is OUTSIDE, one.__self__ is HELD, one.__self__ is THING),
+    "__func__": lambda one: one.__func__.__name__,
+    "__name__": lambda one: one.__name__,
+    "__qualname__": lambda one: one.__qualname__,
+    "__module__": lambda one: one.__module__,
+    "__doc__": lambda one: one.__doc__,
+    "equal": lambda one: (one == one, one == OUTSIDE.get, one == HELD.append, one in [one], {one: 1}.get(one), hash(one) == hash(one)),
+    "isinstance": lambda one: [
+        isinstance(one, cls) for cls in (types.MethodType, types.BuiltinMethodType, types.GeneratorType, Iterator, Callable)  # type: ignore
+    ],
+    "inspect": lambda one: (inspect.ismethod(one), inspect.isbuiltin(one), inspect.isroutine(one), inspect.isfunction(one)),
+    "copy": lambda one: type(copy.copy(one)),
+    "deepcopy": lambda one: type(copy.deepcopy(one)),
+    "wraps": lambda one: [*functools.wraps(one)(lambda: 3).__dict__],
+    "hint": lambda one: operator.length_hint(one, 7),
+    "dir": dir,
+    "vars": lambda one: [*vars(one)],
+    "hasattr": lambda one: [
+        name for name in ("__setstate__", "__length_hint__", "__text_signature__", "__slots__", "sequence", "world", "tracer") if hasattr(one, name)
+    ],
+    "no arguments": lambda one: one(),
+    "too many": lambda one: one(1, 2, 3, 4, 5),
+    "by name": lambda one: one(key=1),
+    "no attribute": lambda one: one.nothing,
+    "returned": lambda one: one,
+}  # fmt: skip
+
+
+def told(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value), [told(one) for one in value]
+    return type(value), re.sub("0x[0-9a-f]+", "", value if isinstance(value, str) else repr(value))
+
+
+@pytest.mark.parametrize("says", SAYS)
+def test_methods_and_iterators_show_nothing_of_the_stand_in(says: str) -> None:
+    say = SAYS[says]
+
+    def outcome(run: Any, *args: Any) -> Any:
+        OUTSIDE.clear()
+        OUTSIDE.update(a=1, b=2)
+        HELD[:] = [1, 2]
+        try:
+            return told(run(torch.ones(1), *args)[1]), told(OUTSIDE), told(HELD)
+        except Exception as error:
+            return type(error), re.sub("0x[0-9a-f]+", "", str(error)), getattr(error, "name", None)
+
+    def asked(x: torch.Tensor, make: Any) -> Any:
+        return x + 1, say(make())
+
+    heard: list[Any] = []
+    with STREAM.listening(lambda event: heard.append(event) if isinstance(event, InternalError) else None):
+        for name, make in SHOWN.items():
+            fusewright.reset()
+            assert outcome(fusewright.compile(asked, backend="eager"), make) == outcome(asked, make), name
+    assert not heard

@@ -1,6 +1,8 @@
 """Programs of NumPy and PyTorch that users write: arrays, legacy tensors, parameters, hooks, settings, samples,
 optimizers."""
 
+import copy
+
 import numpy as np
 import torch
 from torch import nn
@@ -416,6 +418,18 @@ def data_ptr_of_two(x, y):
 @program(lambda: (lambda w: (w, w.view(1, 2)))(torch.ones(2)))
 def data_ptr_of_tied(x, y):
     return x + y, x.data_ptr() == y.data_ptr()
+
+
+@program(lambda: (torch.ones(2), torch.ones(2), torch.ones(2)))
+def data_ptr_of_three(x, y, z):
+    return x + y, x.data_ptr() == y.data_ptr(), x.data_ptr() == z.data_ptr()
+
+
+@program(lambda: (torch.ones(2), torch.ones(2), [torch.ones(3)]))
+def deep_copy_of_several(x, y, z):
+    a, b, (c, d) = copy.deepcopy((x, x + y, [z, y]))
+    a.add_(1), b.add_(2), c[0].add_(3), d.add_(4)
+    return x, y, z, a, b, c, d
 
 
 @program()

@@ -9,6 +9,7 @@ calls in order: overlap does not matter.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from torch._ops import OpOverload
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import has_no_dict
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import cls as classes, function as functions
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.check import storages_are_apart
@@ -50,6 +51,8 @@ def _namespace(real: object) -> object:
     """The instance dictionary, if there is one, without running a `__getattribute__` of the user's."""
     if isinstance(real, BaseException) and has_no_dict(real):
         return None
+    if isinstance(real, functools.partial):
+        return functions.attributes_of_partial(real)
     try:
         return object.__getattribute__(real, "__dict__")
     except AttributeError:

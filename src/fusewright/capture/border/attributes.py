@@ -18,9 +18,10 @@ from torch.utils.hooks import RemovableHandle
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import protocols
+from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.effects import registration
 from fusewright.capture.border.interfaces import World as Border
-from fusewright.capture.border.native import native
+from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.values import (
     array,
     array_calls,
@@ -69,7 +70,7 @@ NATIVE_TYPES: frozenset[type] = constant.FROZEN_TYPES | {
 
 
 def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
-    if stand_in.shadow is None and name in dicts.LAZY_METHODS:
+    if stand_in.shadow is None and name in dicts.LAZY_METHODS and hasattr(type(stand_in.real), name):
         return types.MethodType(getattr(OutsideDict, name), stand_in)
     if name == "__class__":
         return type(stand_in.real)
@@ -85,10 +86,32 @@ def _getattr_value(world: Border, obj: Any, name: str) -> Any:
 
 
 def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
-    shown = dicts.shown_method(method)
-    if name == "__self__" or (name == "__func__" and shown is None):
-        return getattr(method, name)
-    return world.getattr(method.__func__, name) if shown is None else native(getattr, shown, name)
+    alike = look_alike(method)
+    if name == "__self__":
+        return method.__self__
+    if alike is not None:
+        return native(getattr, alike, name)
+    own = name != "__doc__" and classes.lookup(types.MethodType, name) is not MISSING
+    return native(getattr, method, name) if own else world.getattr(method.__func__, name)
+
+
+def _getattr_builtin(world: Border, function: types.BuiltinFunctionType, name: str) -> Any:
+    if name == "__qualname__" and isinstance(function.__self__, torch.Tensor):
+        return f"{classes.said_name(world.type_of(function.__self__))}.{function.__name__}"
+    return native(getattr, function, name)
+
+
+def _getattr_default(world: Border, obj: collections.defaultdict[Any, Any], name: str) -> Any:
+    value = native(getattr, obj, name)
+    return value.function if type(value) is Trampoline else value
+
+
+def _getattr_iterator(world: Border, iterator: protocols.SequenceIterator, name: str) -> Any:
+    if name in ("__iter__", "__next__"):
+        return types.MethodType(getattr(type(iterator), name), iterator)
+    if name not in ("__class__", "__doc__") and hasattr(look_alike(iterator), name):
+        raise GraphBreak("opaque-object", f"{name} of an iterator over an object by its __getitem__")
+    return native(getattr, look_alike(iterator), name)
 
 
 def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
@@ -131,7 +154,7 @@ def _setattr_native(world: Border, obj: Any, name: str, value: object) -> None:
 
 
 def _setattr_method(world: Border, obj: types.MethodType, name: str, value: object) -> None:
-    native(setattr, dicts.shown_method(obj) or obj, name, value)
+    native(setattr, look_alike(obj) or obj, name, value)
 
 
 def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: object) -> None:
@@ -181,6 +204,10 @@ GETATTRS: dict[type, Getter] = {
     OutsideDict: _getattr_dict,
     types.FunctionType: function.getattr_function,
     types.MethodType: _getattr_method,
+    types.BuiltinFunctionType: _getattr_builtin,
+    collections.defaultdict: _getattr_default,
+    protocols.SequenceIterator: _getattr_iterator,
+    protocols.ReversedSequence: _getattr_iterator,
     types.CellType: _getattr_cell,
     types.ModuleType: _getattr_python_module,
     super: classes.getattr_super,

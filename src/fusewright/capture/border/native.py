@@ -36,6 +36,7 @@ from fusewright.base.signals import (
     memory_was_short,
     raised_by_handler,
 )
+from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
@@ -88,8 +89,10 @@ def settled(exception: BaseException) -> BaseException:
 
 # What stands for an object of the program, and the name by which messages shall call it.
 _PUBLIC = {"OutsideDict": "dict", "TracedTensor": "Tensor", "SymInt": "int", "SymFloat": "float", "SymBool": "bool",
-           "InterpretedGenerator": "generator", "SequenceIterator": "iterator", "Trampoline": "function"}  # fmt: skip
+           "InterpretedGenerator": "generator", "SequenceIterator": "iterator", "ReversedSequence": "reversed",
+           "Trampoline": "function"}  # fmt: skip
 _PRIVATE = re.compile(rf"\b(?:{'|'.join(_PUBLIC)})\b")
+_WRONG_NUMBER = re.compile(rf"{_PRIVATE.pattern}\.")
 
 
 def _in_public_words(
@@ -99,9 +102,12 @@ def _in_public_words(
     text = exception.args[0] if type(exception) in (TypeError, AttributeError) and exception.args else None
     if type(text) is not str or not _PRIVATE.search(text):
         return exception
-    if text.startswith("OutsideDict."):  # a wrong number of arguments: a dict says it otherwise
+    alike = look_alike(fn)
+    if alike is None and args and (owner := look_alike(args[0])) is not None:
+        alike, args = getattr(owner, fn.__name__, None), args[1:]
+    if alike is not None and _WRONG_NUMBER.match(text):  # CPython says it otherwise
         try:
-            getattr({}, fn.__name__)(*args[len(args) and type(args[0]).__name__ == "OutsideDict" :], **kwargs)
+            alike(*args, **kwargs)
         except TypeError as own:
             return own.with_traceback(None)
     exception.args = (_PRIVATE.sub(lambda found: _PUBLIC[found[0]], text), *exception.args[1:])
@@ -301,6 +307,9 @@ class Trampoline:
     def __init__(self, tracer: Any, function: object) -> None:
         self.tracer = tracer
         self.function = function
+
+    def __repr__(self) -> NoReturn:
+        raise GraphBreak("opaque-object", "the text of a function that native code may call")
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         try:

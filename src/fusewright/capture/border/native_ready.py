@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import decimal
+import functools
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,9 @@ import torch
 from fusewright._native import isinstance, may_hold
 from fusewright.base.exception_fields import args_of
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import (
     SYMBOLIC,
@@ -157,11 +160,20 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
         raise GraphBreak("print-tensor", "a tensor turned into text")
     if kind in SYMBOLIC or kind is torch.Size:
         return concrete_inside(value)
-    if kind in SCALARS or isinstance(value, TRANSPARENT):
+    if kind in SCALARS:
         return value
     if kind is OutsideDict:
         value = value.as_native()
         kind = type(value)
+    if look_alike(value) is not None or (kind in _BUILTIN_METHODS and _is_of_object(world, value.__self__)):
+        raise GraphBreak("opaque-object", "the text of an iterator or a method, which says where it lies in memory")
+    if isinstance(value, TRANSPARENT):
+        return value
+    if kind is types.MethodType or isinstance(value, functools.partial):
+        shown = (value.__self__,) if kind is types.MethodType else (value.func, value.args, value.keywords)
+        for part in shown:
+            text_ready(world, part, depth + 1)
+        return value
     if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
         if depth < 6:
             for element in dict.items(value) if isinstance(value, dict) else _elements(value):
@@ -176,6 +188,16 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
     if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):
         _check_inside(world, value, depth)
     return value
+
+
+_BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
+
+
+def _is_of_object(world: World, owner: Any) -> bool:
+    """Whether what a builtin method is bound to lies elsewhere in eager."""
+    if isinstance(owner, (type, types.ModuleType)):
+        return False
+    return isinstance(owner, torch.Tensor) or (world.outside(owner) is not None and not is_constant(owner))
 
 
 def _elements(value: Any) -> tuple[Any, ...]:

@@ -11,13 +11,14 @@ import collections
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.absent import LOOK_LIKE, STAND_FOR
 from fusewright.capture.border.native import give_back, native, unwatched
 from fusewright.capture.border.native_ready import (
     CONTAINERS,
@@ -532,7 +533,7 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
 def ask_length(world: World, obj: Any) -> None:
     """What CPython asks of an iterable when it makes a list or a tuple of it: how long it will be, once its iterator is
     there. The answer changes no result, but to ask may."""
-    if type(obj) is SequenceIterator:
+    if isinstance(obj, SequenceIterator):
         obj = obj.sequence if obj.index >= 0 else ()
     if type(obj) not in PLAIN and not isinstance(obj, torch.Tensor):
         for name in ("__len__", "__length_hint__"):
@@ -546,16 +547,18 @@ _ITERATOR_MODULES = frozenset({"builtins", "itertools", "collections"})
 
 
 class SequenceIterator:
-    """Iterates over an object by its `__getitem__`, as CPython's own sequence iterators do: upwards from `index`, with
-    step=-1 down to 0."""
+    """Iterates over an object by its `__getitem__`, as CPython's own sequence iterators do, upwards from `index`."""
 
-    __slots__ = ("index", "sequence", "step", "world")
+    __slots__ = ("index", "sequence", "world")
+    step = 1
 
-    def __init__(self, world: World, sequence: Any, index: int = 0, step: int = 1) -> None:
+    def __init__(self, world: World, sequence: Any, index: int = 0) -> None:
         self.world = world
         self.sequence = sequence
         self.index = index
-        self.step = step
+
+    def __repr__(self) -> NoReturn:
+        raise GraphBreak("cannot-rebuild", "the text of an iterator, which says where it lies in memory")
 
     def __iter__(self) -> SequenceIterator:
         return self
@@ -574,6 +577,26 @@ class SequenceIterator:
             give_back(held)
         self.index = -1  # it has ended for good
         raise StopIteration
+
+
+class ReversedSequence(SequenceIterator):
+    """The same down to 0."""
+
+    __slots__ = ()
+    step = -1
+
+
+class _Indexed:
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+
+STAND_FOR[SequenceIterator], STAND_FOR[ReversedSequence] = type(iter(_Indexed())), reversed
+LOOK_LIKE[SequenceIterator] = lambda iterator: iter(_Indexed())
+LOOK_LIKE[ReversedSequence] = lambda iterator: reversed(_Indexed())
 
 
 def advance(world: World, iterator: Any) -> Any:

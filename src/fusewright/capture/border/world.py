@@ -23,7 +23,7 @@ from fusewright._native import isinstance
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
-from fusewright.capture.border.absent import STAND_FOR
+from fusewright.capture.border.absent import STAND_FOR, look_alike
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, ByType
 from fusewright.capture.border.effects import DELETED, DeferredCall, Effects, Shadow
@@ -45,7 +45,7 @@ from fusewright.capture.border.values import (
     tensor,
     wrapper,
 )
-from fusewright.capture.border.values.dict import OutsideDict, shown_method
+from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
@@ -71,6 +71,7 @@ class World:
         self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
         self.foreseen = Foreseen(self)
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
+        self.deep_copies: dict[int, tuple[Any, list[Any]]] = {}  # by identity: the memo of one, the memories met
         self.recordings: list[Any] = []  # open contexts in which the program records warnings
         self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
@@ -78,8 +79,7 @@ class World:
         self.numbers: dict[Source, tuple[Any, Any]] = {}
         self.gradient_nodes: dict[object, Any] = {}
         self.number_tests: tuple[dict[Source, Any], dict[object, Any]] = ({}, {})  # see values/tensor_number.py
-        # inference mode may be entered inside; it has been; what is open of it
-        self.may_infer, self.infers, self.inference_guards = True, False, []
+        self.may_infer, self.infers, self.inference_guards = True, False, []  # it may be entered; was; what is open
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
         self.settings_changed = False  # the program has called what sets one of context.SETTINGS
         self.global_hooks_checked = self.tensors_compared = False
@@ -282,7 +282,7 @@ class World:
             kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))  # type: ignore
         ):
             return
-        key = (kind, source, value) if kind in ("ABSENT", "CALL") else (kind, source)
+        key = (kind, source, value) if kind in ("ABSENT", "CALL", "NO_OVERLAP") else (kind, source)
         if key not in self._guards:
             self._guards[key] = Guard(kind, source, value)
 
@@ -440,8 +440,8 @@ class World:
             return array.array_type(obj)
         if type(obj) in STAND_FOR:
             return STAND_FOR[type(obj)]
-        if type(obj) is types.MethodType and (shown := shown_method(obj)) is not None:
-            return type(shown)
+        if type(obj) is types.MethodType and (alike := look_alike(obj)) is not None:
+            return type(alike)
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
     def getattr(self, obj: Any, name: str) -> Any:

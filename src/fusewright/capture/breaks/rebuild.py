@@ -39,15 +39,15 @@ from fusewright.base.exception_fields import (
     traceback_of,
 )
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.absent import AbsentTraceback
+from fusewright.capture.border.absent import AbsentTraceback, look_alike
 from fusewright.capture.border.effects import changed, contents, registration
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
-from fusewright.capture.border.protocols import SequenceIterator
+from fusewright.capture.border.protocols import ReversedSequence, SequenceIterator
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH, PLACEMENTS
-from fusewright.capture.border.values.dict import VIEWS, factory_of, shown_method
+from fusewright.capture.border.values.dict import VIEWS, factory_of
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.iterator import own_maker
@@ -344,7 +344,7 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
-    if shown_method(value) is not None or type(value.__self__) is InterpretedGenerator:  # a stand-in's
+    if look_alike(value) is not None:  # a stand-in's
         return f"{code.expression(value.__self__)}.{value.__func__.__name__}"
     maker = code.bind("MethodType", types.MethodType)
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
@@ -571,7 +571,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     Address: _build_of_memory,
     GradientNode: _refuse_node,
     Storage: _build_of_memory,
-    SequenceIterator: _refuse("a live iterator over an object by its __getitem__"),
+    **dict.fromkeys((SequenceIterator, ReversedSequence), _refuse("a live iterator over an object by its __getitem__")),
     types.MappingProxyType: _build_proxy,
     **dict.fromkeys(VIEWS, _build_view),
     range: lambda code, value: repr(value),

@@ -17,6 +17,7 @@ import torch
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
@@ -26,6 +27,7 @@ from fusewright.capture.border.values.tuple import tuple_like
 from fusewright.capture.call.builtins import plain_data
 from fusewright.capture.call.support import native_callback
 from fusewright.capture.guards import MISSING
+from fusewright.record.traced_tensor import TracedTensor, memory_root
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -56,8 +58,12 @@ _CALLED = (set, collections.OrderedDict, collections.defaultdict)
 
 
 def _is_atomic(value: Any) -> bool:
+    alike = look_alike(value)
+    if alike is not None and type(alike) not in (dict, types.MappingProxyType, types.BuiltinFunctionType):
+        raise GraphBreak("untraceable-call", f"a copy of a {type(alike).__name__}")
     return (
         isinstance(value, _ATOMIC)
+        or isinstance(alike, types.BuiltinFunctionType)
         or type(value) in FROZEN_TYPES
         or (is_constant(value) and type(value) is not frozenset)
     )
@@ -146,6 +152,7 @@ def _deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
         and value.is_contiguous()
         and world.type_of(value) is torch.Tensor
     ):
+        _note_memory(world, value, memo)  # type: ignore[arg-type]
         return world.torch_call(torch.clone, (value,), {})
     custom = classes.guarded_lookup(world, kind, "__deepcopy__") if not isinstance(value, torch.Tensor) else None
     if isinstance(custom, types.FunctionType):
@@ -167,6 +174,22 @@ def _deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
     if kind is types.MethodType:
         return types.MethodType(value.__func__, _deep(tracer, value.__self__, memo))
     return _rebuild(tracer, value, lambda part: _deep(tracer, part, memo), memo)
+
+
+def _note_memory(world: World, tensor: TracedTensor, memo: dict[int, Any]) -> None:
+    """Of tensors that share memory, the copies that one deep copy makes do so too: a graph break, once there is a
+    second."""
+    _, roots = world.deep_copies.setdefault(id(memo), (memo, []))
+    root = memory_root(tensor)
+    record = world.outside(root)
+    for other, theirs in roots:
+        if other is root or root.reshaped or other.reshaped:
+            raise GraphBreak("untraceable-call", "a deep copy of tensors that share memory")
+        if record is not None and theirs is not None:
+            if record.real.untyped_storage()._cdata == theirs.real.untyped_storage()._cdata:
+                raise GraphBreak("untraceable-call", "a deep copy of tensors that share memory")
+            world.guard("NO_OVERLAP", theirs.source, (theirs.source, record.source))
+    roots.append((root, record))
 
 
 def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -207,13 +230,13 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         set.update(made, [convert(element) for element in set.__iter__(value)])
     if classes.has_dict(kind):
         attributes = world.materialise(tracer.call(object.__getattribute__, (value, "__dict__")))
+        if attributes:
+            attributes = convert(attributes)  # before the new object is asked for anything
         if asks and attributes:
             if tracer.call(hasattr, (made, "__setstate__")):
                 raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which gives a __setstate__")
             tracer.call(getattr, (made, "__dict__"))
-        object.__getattribute__(made, "__dict__").update(
-            {name: convert(attribute) for name, attribute in attributes.items()}
-        )
+        object.__getattribute__(made, "__dict__").update(attributes)
     for name, _ in classes.slots(kind):
         present = tracer.call(hasattr, (value, name))
         if present:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, Signal, UserException
-from fusewright.capture.border.absent import STAND_FOR
+from fusewright.capture.border.absent import LOOK_LIKE, STAND_FOR, look_alike
 from fusewright.capture.border.attributes import GETATTRS
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import give_back, settled
@@ -283,7 +283,7 @@ def _normalised(kind: Any, value: Any) -> BaseException:
 
 def _getattr_generator(world: World, generator: InterpretedGenerator, name: str) -> object:
     """What CPython's generators have, and nothing else."""
-    if not hasattr(types.GeneratorType, name):
+    if not hasattr(look_alike(generator), name):
         raise UserException(AttributeError(f"'generator' object has no attribute '{name}'", name=name, obj=generator))
     if name == "__doc__":
         return None
@@ -294,3 +294,4 @@ def _getattr_generator(world: World, generator: InterpretedGenerator, name: str)
 
 GETATTRS[InterpretedGenerator] = _getattr_generator
 STAND_FOR[InterpretedGenerator] = types.GeneratorType
+LOOK_LIKE[InterpretedGenerator] = lambda generator: (one for one in range(0))

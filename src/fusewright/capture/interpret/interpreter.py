@@ -21,7 +21,7 @@ from fusewright.base.exception_fields import context_chain, context_of, set_cont
 from fusewright.base.location import Location
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
-from fusewright.capture.border.absent import AbsentTraceback
+from fusewright.capture.border.absent import STAND_FOR, AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.interfaces import Tracer as AnyTracer
 from fusewright.capture.border.native import native
@@ -417,7 +417,7 @@ class Tracer:
 
     def call(self, function: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Any callable, by the rules of `calls.call`."""
-        if type(function) is types.MethodType and type(function.__self__) is InterpretedGenerator:
+        if type(function) is types.MethodType and type(function.__self__) in STAND_FOR:
             return native(function, *args, **(kwargs or {}))  # it looks like Python code, and is the interpreter's own
         return self._call(self, function, args, kwargs or {})
 

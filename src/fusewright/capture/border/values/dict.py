@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.effects import DELETED, Shadow, contents
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.values.cls import guarded_lookup
@@ -135,28 +136,28 @@ class OutsideDict:
 
     # What a program may do with a dict by key alone stays lazy.
 
-    def __getitem__(self, key: object) -> object:
+    def __getitem__(self, key: object, /) -> object:
         value = self.lookup(key)
         if value is MISSING:
             raise KeyError(key)
         return value
 
-    def get(self, key: object, default: object = None) -> object:
+    def get(self, key: object, default: object = None, /) -> object:
         value = self.lookup(key)
         return default if value is MISSING else value
 
-    def __contains__(self, key: object) -> bool:
+    def __contains__(self, key: object, /) -> bool:
         return self.lookup(key) is not MISSING
 
-    def __setitem__(self, key: object, value: object) -> None:
+    def __setitem__(self, key: object, value: object, /) -> None:
         self.check_writable()
         self.store(key, value)
 
-    def __delitem__(self, key: object) -> None:
+    def __delitem__(self, key: object, /) -> None:
         self.check_writable()
         self.remove(key)
 
-    def setdefault(self, key: object, default: object = None) -> object:
+    def setdefault(self, key: object, default: object = None, /) -> object:
         self.check_writable()
         value = self.lookup(key)
         if value is MISSING:
@@ -164,12 +165,12 @@ class OutsideDict:
             return default
         return value
 
-    def pop(self, key: object, *default: object) -> object:
+    def pop(self, key: object, default: object = MISSING, /) -> object:
         self.check_writable()
         value = self.lookup(key)
         if value is MISSING:
-            if default:
-                return default[0]
+            if default is not MISSING:
+                return default
             raise KeyError(key)
         self.remove(key)
         return value
@@ -205,15 +206,18 @@ class OutsideDict:
     def items(self) -> object:
         return self.materialise().items()
 
-    def update(self, *others: object, **more: object) -> None:
+    def update(self, /, *others: object, **more: object) -> None:
         self.check_writable()
-        if not all(type(other) in (dict, OutsideDict) for other in others):  # making its pairs may look at this dict
+        plain = len(others) < 2 and all(type(other) in (dict, OutsideDict) for other in others)
+        if not plain:  # making its pairs may look at this dict
             self._note_store()
             self.world.tracer.call(dict.update, (self.materialise(), *others), more)
             return
         for key, value in dict(*others, **more).items():
             self.store(key, value)
 
+
+LOOK_LIKE[OutsideDict] = lambda stand_in: {} if isinstance(stand_in.real, dict) else types.MappingProxyType({})
 
 # Methods that work key by key; every other attribute of a dict materialises it first.
 LAZY_METHODS = frozenset({
@@ -273,13 +277,6 @@ VIEWS: dict[type, Any] = {
     for name in ("keys", "values", "items")
 }
 """The types of views, with what gives one of a dict: a subclass may have other methods under these names."""
-
-
-def shown_method(method: types.MethodType) -> Any:
-    """A method of another dict that looks like what stands for one of a dict's; None if it is any other method."""
-    name = method.__func__.__name__
-    ours = type(method.__self__) is OutsideDict and vars(OutsideDict).get(name) is method.__func__
-    return getattr({}, name) if ours else None
 
 
 def load_view(world: World, real: Any, source: Source) -> object:

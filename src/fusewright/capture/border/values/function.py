@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -132,10 +132,16 @@ def load_method(world: World, real: types.MethodType, source: Source) -> object:
     return world.stand_in(real, source, types.MethodType(function, owner))
 
 
+def attributes_of_partial(partial: functools.partial) -> dict[str, Any] | None:
+    """Its instance dictionary, if it has one yet: to ask for it makes one, and a partial of the partial would tell."""
+    _, _, state, *_ = cast(Any, functools.partial.__reduce__(partial))
+    return cast("dict[str, Any] | None", state[3])
+
+
 def load_partial(world: World, real: functools.partial, source: Source) -> object:
     """functools.partial: function, arguments and keywords loaded."""
     world.guard("TYPE", source, functools.partial)
-    if real.__dict__:
+    if attributes_of_partial(real):
         raise GraphBreak("opaque-object", "a functools.partial with attributes of its own came from outside")
     function = world.load(real.func, Attribute(source, "func"))
     args = world.load(real.args, Attribute(source, "args"))

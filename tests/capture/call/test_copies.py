@@ -1,0 +1,92 @@
+"""Copies that a program makes inside: what they ask of the objects, in which order, and which copies share memory."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+
+
+def both(function: Callable[..., Any], make: Callable[[], Any], calls: int = 3) -> None:
+    compiled = fusewright.compile(function, backend="eager")
+    for _ in range(calls):
+        assert compiled(torch.ones(2), *make()) == function(torch.ones(2), *make())
+
+
+class Asked:
+    """Says what it is asked for."""
+
+    log: list[Any] = []
+
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+
+    def __getattribute__(self, name: str) -> Any:
+        Asked.log.append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("held", [{}, {"a": 1}, {"inner": {"b": 2}}, {"inner": [1]}], ids=str)
+def test_what_is_asked_in_which_order(held: dict[str, Any]) -> None:
+    def program(x: torch.Tensor, one: Any) -> Any:
+        Asked.log.clear()
+        made = copy.deepcopy({"k": one})["k"]
+        return made is one, list(Asked.log), copy.copy(one) is one, list(Asked.log)
+
+    both(program, lambda: (Asked(**held),))
+    both(program, lambda: (Asked(inner=Asked(**held), last=Asked()),))
+
+
+def test_an_object_that_holds_its_own_dictionary() -> None:
+    class Plain:
+        pass
+
+    def program(x: torch.Tensor) -> Any:
+        one: Any = Plain()
+        one.a, one.me, one.names = [1], one, one.__dict__
+        made = copy.deepcopy(one)
+        return made.me is made, made.names is made.__dict__, made.names["me"] is made, made.a is made.names["a"], made.a is one.a
+
+    both(program, tuple)
+
+
+def program_of_three(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+    first, second, third = copy.deepcopy([a, b, c])
+    first.add_(5)
+    return first, second, third, a.data_ptr() == b.data_ptr(), a.data_ptr() == c.data_ptr(), b.data_ptr() == c.data_ptr()
+
+
+def test_copies_share_memory_as_the_tensors_do() -> None:
+    compiled = fusewright.compile(program_of_three, backend="eager", recompile_limit=16)
+    one, other, last = (torch.ones(2) for _ in range(3))
+    cases = (one, other, last), (one, other, one.view(2)), (one, one.view(2), last), (one, other, other.view(2)), (one, one, last)
+    for case in (*cases, *cases):
+        assert str(compiled(*case)) == str(program_of_three(*case))
+
+
+@pytest.mark.parametrize("second", [lambda t: t[0], lambda t: t.view(4), lambda t: t.detach(), lambda t: t + 0, lambda t: t])
+def test_copies_of_views(second: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def program(x: torch.Tensor) -> Any:
+        base = torch.ones(2, 2)
+        first, copied = copy.deepcopy((base, second(base)))
+        first.add_(x[0])
+        return first.tolist(), copied.tolist()
+
+    both(program, tuple)
+
+
+def test_a_partial_is_not_given_a_dictionary() -> None:
+    """A partial of a partial is one partial, unless the inner one has a dictionary."""
+
+    def program(x: torch.Tensor, one: Any) -> Any:
+        return one.args, one.func is max
+
+    given = functools.partial(max, 1)
+    fusewright.compile(program, backend="eager")(torch.ones(2), given)
+    assert functools.partial(given, 2).func is max
