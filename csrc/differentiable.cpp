@@ -36,7 +36,7 @@ struct Asked {
 
 struct Differentiable {
     PyObject_HEAD
-    PyObject *forward, *back, *apply, *slowly, *repeat, *random;
+    PyObject *forward, *back, *apply, *slowly, *repeat, *random, *as_read;
     PyObject *kinds;  // (dtype, device) of each output that has a gradient, known after the first call
     std::vector<int32_t> *saved, *tangents, *row_major, *wanted, *places;  // as halves.Group has them
     Py_ssize_t outputs;
@@ -374,6 +374,11 @@ PyObject *backward(PyObject *, PyObject *const *args, Py_ssize_t n) {
     const Py_ssize_t missing = std::count(given, given + n, Py_None);
     if (missing == n) return gradients_of(self, nullptr);
     if (missing != 0 || torch.grad_enabled()) return by_python(ctx, call, given, n, nullptr);
+    if (self->as_read != Py_None) {
+        Held answer(PyObject_CallNoArgs(self->as_read));
+        if (answer.get() == nullptr) return nullptr;
+        if (answer.get() != Py_True) return by_python(ctx, call, given, n, nullptr);  // which asks, too
+    }
     Held values(values_for(call, ctx, given, n));
     if (values.get() == nullptr) return nullptr;
     // Each saved tensor is freed after its last use in the backward.
@@ -472,13 +477,13 @@ bool read_places(PyObject *tuple, std::vector<int32_t> *places) {
 
 PyObject *differentiable_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static const char *keywords[] = {"forward", "backward", "apply",   "slowly", "repeat",
-                                     "random",  "places",   "outputs", "keeps",  nullptr};
-    PyObject *forward, *back, *apply, *slowly, *repeat, *random, *places;
+                                     "random",  "places",   "outputs", "keeps",  "as_read", nullptr};
+    PyObject *forward, *back, *apply, *slowly, *repeat, *random, *places, *as_read = Py_None;
     Py_ssize_t outputs;
     int keeps;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOO!np", const_cast<char **>(keywords), fw_plan_type(),
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOO!np|O", const_cast<char **>(keywords), fw_plan_type(),
                                      &forward, fw_plan_type(), &back, &apply, &slowly, &repeat, &random, &PyTuple_Type,
-                                     &places, &outputs, &keeps))
+                                     &places, &outputs, &keeps, &as_read))
         return nullptr;
     if (!layout.ready || config.handle_offset < 0 || torch.version == nullptr || asked.lay_out == nullptr) {
         PyErr_SetString(PyExc_NotImplementedError, "this PyTorch's tensors cannot be read natively");
@@ -510,6 +515,7 @@ PyObject *differentiable_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->slowly = Py_NewRef(slowly);
     self->repeat = Py_NewRef(repeat);
     self->random = Py_NewRef(random);
+    self->as_read = Py_NewRef(as_read);
     self->saved = read[0].release();
     self->tangents = read[1].release();
     self->row_major = read[2].release();
@@ -521,9 +527,10 @@ PyObject *differentiable_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return reinterpret_cast<PyObject *>(self);
 }
 
-using Parts = std::array<PyObject *, 7>;
+using Parts = std::array<PyObject *, 8>;
 Parts parts_of(const Differentiable *self) {
-    return {self->forward, self->back, self->apply, self->slowly, self->repeat, self->random, self->kinds};
+    return {self->forward, self->back,   self->apply,   self->slowly,
+            self->repeat,  self->random, self->as_read, self->kinds};
 }
 
 int differentiable_traverse(PyObject *object, visitproc visit, void *arg) {

@@ -311,6 +311,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "a backward whose code looks up something else by then",
+        "It needs the forward once more, and that computes something else, too, or cannot run again: it is refused.",
+        ends=lambda ours, eager: (
+            IN_BACKWARD in getattr(ours, "__notes__", ())
+            and any(said in str(ours) for said in ("something else now", "cannot be repeated eagerly"))
+        ),
+    ),
+    Deviation(
         "a backward of parameters that have another dtype by then",
         "`Module.to` replaces a parameter's data. Eager's operators refuse another dtype of what they have saved. Ours keeps "
         "other tensors, and is one node: it may compute, complain otherwise, or complain before any gradient has arrived.",

@@ -95,6 +95,9 @@ class _InParts(torch.autograd.Function):
         progress.values, missing = values, frozenset(place for place, one in enumerate(given) if one is None)
         if torch.is_grad_enabled():
             progress.whole = replayed_gradients(ctx, given)
+        elif ctx.halves.as_read is not None and not ctx.halves.as_read():
+            with torch.enable_grad():
+                progress.whole = replayed_gradients(ctx, given, create_graph=False)
         elif missing and multiplied_zeros(ctx, missing):  # a part's gradients are gone before all could be looked at
             progress.whole = ctx.group.without(missing)(*values)
 
@@ -287,6 +290,7 @@ def _natively(halves: Halves, plan: Backward, run: Callable[..., Any]) -> Callab
             (group.saved, group.tangents, group.row_major, reach.inputs, reach.gradients),
             halves.outputs,
             not halves.updates,
+            halves.as_read,
         )
     except NotImplementedError:  # a PyTorch whose tensors native code cannot read
         return None

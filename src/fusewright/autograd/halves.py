@@ -31,6 +31,7 @@ CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a "
     "compiled function was written to before gradients of its gradients were asked for"
 )
+READ = "what a custom autograd.Function or a hook looks up in the backward is no longer what it was in the forward"
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
     "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
@@ -123,6 +124,7 @@ class Halves:
     outputs   number of graph outputs
     parts     the backward of the one group in several parts (see autograd.buckets); empty: in one
     graphs    what runs the forward and the backward of the one group instead of themselves, if anything does
+    as_read   whether what the program's own code looks up in the backward is what it was; None: it looks up nothing
     fell_back is told why when the compiled backward could not finish and the recorded operators ran instead
     """
 
@@ -133,6 +135,7 @@ class Halves:
     updates: bool
     outputs: int
     fell_back: Callable[[str], None]
+    as_read: Callable[[], bool] | None = None
     parts: tuple[buckets.CompiledPart, ...] = ()
     graphs: Graphs | None = None
 
@@ -213,6 +216,8 @@ def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> 
     if torch.is_grad_enabled():
         return replayed_gradients(ctx, given)
     halves: Halves = ctx.halves
+    if halves.as_read is not None and not halves.as_read():
+        return repeated(ctx, given, RuntimeFallback(READ), last)
     values = values_for(ctx, given)
     if last:
         ctx.maybe_clear_saved_tensors()  # each saved tensor is freed after its last use in the backward

@@ -145,6 +145,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         updates=updates,
         rebuilt=None if plain else rebuilt,
         user_code=None if recorder.user_gradients is None or recorder.wrapped else tuple(recorder.user_gradients),
+        user_reads=tuple(recorder.user_reads),
         freed=freed,
     )
     return backward, (*results.values, *(gradient for _, _, gradient in defined)), ""

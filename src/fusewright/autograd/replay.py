@@ -167,9 +167,9 @@ def _apply(application: Application, environment: dict[torch.fx.Node, Any], size
         same = isinstance(value, torch.Tensor) and value.shape == recorded.shape
         if not same or not torch.equal(value.nan_to_num(), recorded.nan_to_num()):
             raise RuntimeError(
-                "fusewright: gradients of gradients (create_graph=True) need the forward of "
-                f"{application.function.__qualname__} once "
-                "more, and it computes something else now. Keep it out of the compiled function, or compile with "
+                f"fusewright: the forward of {application.function.__qualname__} must run once more, for gradients of "
+                "gradients (create_graph=True) or because what its backward looks up has changed, and it computes "
+                "something else now. Keep it out of the compiled function, or compile with "
                 "fusewright.disable around it."
             )
         environment[node] = value

@@ -33,6 +33,7 @@ from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile, below_autograd
 from fusewright.base.events import FellBack, StageDone
 from fusewright.base.records import replace
+from fusewright.capture.border.looked_up import as_read
 from fusewright.capture.frame import Backward
 from fusewright.graph.generators import drawing_devices
 from fusewright.graph.grad_mode import run_with_grad_mode
@@ -98,6 +99,7 @@ def compile_joint(
         random=drawing_devices(halves.forward),
         updates=bool(backward.updates),
         outputs=backward.outputs,
+        as_read=functools.partial(as_read, backward.user_reads) if backward.user_reads else None,
         fell_back=lambda reason: notify(FellBack(f"{function} backward", reason)),
     )
     kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]

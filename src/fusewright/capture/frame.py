@@ -81,6 +81,7 @@ class Backward:
         are
     user_code  the custom autograd functions and hooks that have a part in the gradients. Gradients of gradients run
                them and the recorded operators again under autograd; None: one of them cannot be run again
+    user_reads what these look up when the backward runs (capture/border/looked_up.py)
     freed      the program has freed the outputs' graph already: their backward raises what eager raises
     """
 
@@ -96,6 +97,7 @@ class Backward:
     updates: tuple[tuple[int, int], ...] = ()
     rebuilt: tuple[Rebuilt, ...] | None = None
     user_code: tuple[Application | Hook, ...] | None = ()
+    user_reads: tuple[Any, ...] = ()
     freed: bool = False
 
 

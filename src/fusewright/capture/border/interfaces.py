@@ -97,6 +97,7 @@ class World(Protocol):
     touched: list[object]
     stored: dict[int, Any]
     store_count: int
+    as_written: dict[int, tuple[int, bool]]
     intends_append: bool
     abstract_checks: AbstractChecks
     looked_up: dict[tuple[type, str], Any]

@@ -308,9 +308,6 @@ class Trampoline:
         self.tracer = tracer
         self.function = function
 
-    def __repr__(self) -> NoReturn:
-        raise GraphBreak("opaque-object", "the text of a function that native code may call")
-
     def __call__(self, *args: object, **kwargs: object) -> object:
         try:
             return self.tracer.call(self.function, args, kwargs)

@@ -19,6 +19,7 @@ from fusewright._native import isinstance, may_hold
 from fusewright.base.exception_fields import args_of
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import look_alike
+from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.dict import OutsideDict
@@ -167,6 +168,8 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
         kind = type(value)
     if look_alike(value) is not None or (kind in _BUILTIN_METHODS and _is_of_object(world, value.__self__)):
         raise GraphBreak("opaque-object", "the text of an iterator or a method, which says where it lies in memory")
+    if kind is Trampoline:
+        raise GraphBreak("opaque-object", "the text of a function that native code may call")
     if isinstance(value, TRANSPARENT):
         return value
     if kind is types.MethodType or isinstance(value, functools.partial):
@@ -175,6 +178,8 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
             text_ready(world, part, depth + 1)
         return value
     if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
+        if isinstance(value, collections.defaultdict):
+            text_ready(world, value.default_factory, depth + 1)
         if depth < 6:
             for element in dict.items(value) if isinstance(value, dict) else _elements(value):
                 text_ready(world, element, depth + 1)

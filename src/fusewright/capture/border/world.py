@@ -30,6 +30,7 @@ from fusewright.capture.border.effects import DELETED, DeferredCall, Effects, Sh
 from fusewright.capture.border.foresight import Foreseen
 from fusewright.capture.border.interfaces import Outside, Tracer
 from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
+from fusewright.capture.border.looked_up import as_written, interpreted
 from fusewright.capture.border.memoise import Repeats
 from fusewright.capture.border.native import unwatched, without_warnings
 from fusewright.capture.border.native_ready import for_native
@@ -92,6 +93,7 @@ class World:
         self.touched = self.repeats.touched  # what was handed out, in order
         self.stored: dict[int, OutsideDict] = {}  # what has been stored to, by the identity of the real dict
         self.store_count = 0
+        self.as_written: dict[int, tuple[int, bool]] = {}  # see looked_up.py
         self.intends_append = False  # what is being loaded now is asked for `append` next
         self._guards: dict[object, Guard] = {}
         self._by_real: dict[int, Outside] = {}
@@ -222,8 +224,7 @@ class World:
         return record.real if record is not None else value
 
     def constant(self, obj: object, hint: str) -> Constant:
-        """A source for an object that is known for good once something else is guarded; the compiled code keeps it
-        alive."""
+        """A source for an object that is known for good once others are guarded; the compiled code keeps it alive."""
         known = self._constants.get(id(obj))
         if known is None:
             stem = "_" + ("".join(letter if letter.isalnum() else "_" for letter in hint) or "object")
@@ -253,8 +254,7 @@ class World:
         self._inside_functions[id(function)] = function
 
     def load_function(self, function: types.FunctionType) -> bool:
-        """Called for each function whose code is interpreted: False when it was made inside, otherwise its code is
-        guarded."""
+        """Called for each function that is interpreted: False when it was made inside, else its code is guarded."""
         if id(function) in self._inside_functions:
             return False
         if self.outside(function) is None:
@@ -301,8 +301,7 @@ class World:
     def guard_answer(
         self, function: Callable[..., object], args: tuple[object, ...], value: object, identical: bool = False
     ) -> None:
-        """Guards that `function(*args)`, a question to the outside world that is asked again at each call, keeps its
-        answer."""
+        """Guards that `function(*args)`, which is asked again at each call, keeps its answer."""
         self.guard("CALL", FunctionSource(), AnswersAgain(function, args, value, identical))
 
     def guard_type_attribute(self, cls: type, name: str, found: object) -> None:
@@ -533,6 +532,8 @@ class World:
         if objects and (answer := torch_function.overridden(self, fn, args, kwargs, objects)) is not MISSING:
             return answer
         torch_function.refuse_asking(self, fn, given)
+        if not as_written(self, fn):
+            return interpreted(self, fn, args, kwargs)
         args = tuple(for_native(self, argument) for argument in args)
         kwargs = {name: for_native(self, argument) for name, argument in kwargs.items()}
         call = functools.partial(without_warnings, self.recorder.call) if self.recordings else self.recorder.call
@@ -551,8 +552,7 @@ class World:
     # Imports.
 
     def import_name(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
-        """`import name`: a module that is loaded already is guarded through sys.modules by the attributes that are read
-        from it."""
+        """`import name`: a module that is loaded already is guarded by the attributes that are read from it."""
         return imports.import_name(self, namespace, name, fromlist, level)
 
     def import_from(self, origin: types.ModuleType, name: str) -> Any:

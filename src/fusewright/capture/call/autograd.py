@@ -25,6 +25,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, registration, stamp
+from fusewright.capture.border.looked_up import method_reads, reads_of
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
@@ -81,6 +82,8 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
     apart = not repeatable or any(node is not None and node not in nodes for node in outputs)
     _note_user_code(tracer, None if apart else Application(cls.apply, again, nodes, outputs))
+    if not tracer.world.is_inside_class(cls):
+        recorder.user_reads += method_reads(cls, "backward", "vjp")
     return result
 
 
@@ -299,9 +302,9 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         _refuse(tracer, "Tensor.register_hook() of a hook with effects beyond its result", [tensor])
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
-        # what it holds may be of this call alone
-        after = next(iter(reversed(tracer.recorder.graph.nodes)))
-        _note_user_code(tracer, Hook(tensor.node, after, hook) if _is_same_again(hook) else None)
+        after, again = next(iter(reversed(tracer.recorder.graph.nodes))), _is_same_again(hook)
+        _note_user_code(tracer, Hook(tensor.node, after, hook) if again else None)
+        tracer.recorder.user_reads += reads_of(hook) if again else ()
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
 
 

@@ -21,6 +21,7 @@ import torch
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, Retry, UserException
+from fusewright.capture.border.looked_up import as_written
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import context, module as modules, tensor as tensors
@@ -557,7 +558,8 @@ def _decomposed(fn: Any, decomposition: Callable[..., Any]) -> Row:
     """The row of a function that may be recorded as other operators."""
 
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        made = decomposition(tracer.recorder, tracer.world.torch_call, args, kwargs)
+        written = as_written(tracer.world, fn)
+        made = decomposition(tracer.recorder, tracer.world.torch_call, args, kwargs) if written else None
         return tracer.world.torch_call(fn, args, kwargs) if made is None else made
 
     return call
