@@ -60,9 +60,9 @@ torch.nn.functional.unfold({f}, 2) | torch.meshgrid({a}.flatten(), {b}.flatten()
 """
 PRODUCTS = """
 {a} * {b} | {a} * {s} | {a}.square() | {a} ** 2 | {a} @ {b} | {a} @ {a}.mT | torch.matmul({a}, {b}.transpose(-1, -2))
-torch.addcmul({a}, {b}, {a}) | torch.outer({a}.flatten(), {b}.flatten()) | {a} * {n} | torch.lerp({f}, {g}, 0.5)
+torch.addcmul({a}, {b}, {a}) | torch.outer({a}.flatten(), {b}.flatten()[:99]) | {a} * {n} | torch.lerp({f}, {g}, 0.5)
 F.linear({f}, {g}) | torch.einsum("...i,...i->...", {a}, {b}) | torch.baddbmm({a}, {b}, {c}) | torch.addmm({a}, {b}, {c})
-torch.bmm({a}, {b}) | torch.mv({a}, {b}) | {a}.dot({b}) | F.conv1d({f}, {g}) | F.conv2d({f}, {g}, padding=1) | torch.kron({a}, {b})
+torch.bmm({a}, {b}) | torch.mv({a}, {b}) | {a}.dot({b}) | F.conv1d({f}, {g}) | F.conv2d({f}, {g}, padding=1) | torch.kron({a}, {b}.flatten()[:9])
 torch.tensordot({a}, {b}, 1) | F.leaky_relu({f}, 0.5) | torch.cross({a}, {b}) | F.conv_transpose1d({f}, {g})
 """
 ROUND = """
