@@ -81,6 +81,13 @@ from fusewright.sizes.symfloat import node_of
 from fusewright.sizes.symint import size_of
 
 
+def _build_carried(code: Code, value: Carried) -> str:
+    if value.copied is None:
+        value.refuse()
+    copier, of = value.copied
+    return code.start(value, f"{code.bind(copier.__name__, copier)}({code.expression(of)})")
+
+
 def _build_text(code: Code, value: TensorText) -> str:
     made: list[str] = []
     for piece in value.pieces:
@@ -558,7 +565,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     staticmethod: _build_wrapped,
     classmethod: _build_wrapped,
     TensorText: _build_text,
-    Carried: lambda code, value: value.refuse(),
+    Carried: _build_carried,
     torch.SymInt: lambda code, value: code.output(value),
     torch.SymFloat: _build_float,
     torch.SymBool: _build_comparison,

@@ -140,7 +140,8 @@ def _vars(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _dir(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    if tracer.world.outside(args[0]) is not None and not isinstance(args[0], type):
+    known = tracer.world.outside(args[0]) is None and not isinstance(args[0], (torch.Tensor, TracedArray))
+    if not known and not isinstance(args[0], type):
         raise GraphBreak("opaque-object", f"dir() of a {type(args[0]).__qualname__}")
     alike = look_alike(args[0])
     return native(dir, *(args if alike is None else (alike,)))
@@ -155,7 +156,8 @@ def _length_hint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _callable(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
     world = tracer.world
     classes.guarded_lookup(world, world.type_of(args[0]), "__call__")
-    return native(callable, world.materialise(args[0]))
+    alike = look_alike(args[0])
+    return native(callable, world.materialise(args[0]) if alike is None else alike)
 
 
 def _id(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
