@@ -22,6 +22,7 @@ from fusewright.capture.border.absent import AbsentTraceback, look_alike
 from fusewright.capture.border.effects import registration
 from fusewright.capture.border.interfaces import World as Border
 from fusewright.capture.border.native import Trampoline, native
+from fusewright.capture.border.sequence_iterator import ReversedSequence, SequenceIterator
 from fusewright.capture.border.values import (
     array,
     array_calls,
@@ -222,7 +223,7 @@ GETATTRS: dict[type, Getter] = {
     types.MethodType: _getattr_method,
     types.BuiltinFunctionType: _getattr_builtin,
     collections.defaultdict: _getattr_default,
-    **dict.fromkeys((protocols.SequenceIterator, protocols.ReversedSequence, GradientNode), _getattr_alike),
+    **dict.fromkeys((SequenceIterator, ReversedSequence, GradientNode), _getattr_alike),
     array_calls.ArrayMethod: _getattr_array_method,
     AbsentTraceback: _getattr_traceback,
     types.CellType: _getattr_cell,

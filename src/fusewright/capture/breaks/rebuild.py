@@ -42,7 +42,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback, look_alike
 from fusewright.capture.border.effects import changed, contents, registration
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
-from fusewright.capture.border.protocols import ReversedSequence, SequenceIterator
+from fusewright.capture.border.sequence_iterator import ReversedSequence, SequenceIterator
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
@@ -82,9 +82,7 @@ from fusewright.sizes.symint import size_of
 
 
 def _build_carried(code: Code, value: Carried) -> str:
-    if value.copied is None:
-        value.refuse()
-    copier, of = value.copied
+    copier, of = value.copied or value.refuse()
     return code.start(value, f"{code.bind(copier.__name__, copier)}({code.expression(of)})")
 
 
@@ -583,11 +581,8 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     **dict.fromkeys(VIEWS, _build_view),
     range: lambda code, value: repr(value),
     bytearray: lambda code, value: repr(value),
-    torch.device: _build_bound,
-    **dict.fromkeys(FROZEN_TYPES, _build_bound),
+    **dict.fromkeys((torch.device, torch.layout, torch.memory_format, *FROZEN_TYPES), _build_bound),
     torch.dtype: lambda code, value: code.bind(str(value).removeprefix("torch."), value),
-    torch.layout: _build_bound,
-    torch.memory_format: _build_bound,
 }
 BASE_BUILDERS: tuple[tuple[Any, Callable[[Code, Any], str]], ...] = (
     (PLACEMENTS, _build_bound),

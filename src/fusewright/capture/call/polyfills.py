@@ -1,8 +1,8 @@
 """Library functions whose C or reflective parts are spelled out in terms of the border.
 
-Takes the arguments of `copy.copy` and `copy.deepcopy`; gives what they give, without `__reduce_ex__`, which is native
-code that reads whole objects. Always holds: an object copied from outside is read through `World`, so whatever the copy
-depends on is guarded.
+Takes the arguments of `copy.copy`, `copy.deepcopy` and a few more; gives what they give, copies without
+`__reduce_ex__`, which is native code that reads whole objects. Always holds: an object copied from outside is read
+through `World`, so whatever the copy depends on is guarded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import datetime
 import decimal
 import fractions
 import functools
+import operator
 import re
 import types
 from collections.abc import Callable
@@ -24,12 +25,14 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.native import Trampoline, native, unwatched
+from fusewright.capture.border.sequence_iterator import SequenceIterator
 from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH, is_constant
 from fusewright.capture.border.values.dict import factory_of, set_factory
 from fusewright.capture.border.values.text import Carried
 from fusewright.capture.border.values.tuple import tuple_like
-from fusewright.capture.call.builtins import plain_data
+from fusewright.capture.call.builtins import call_pure, plain_data
 from fusewright.capture.call.support import native_callback
 from fusewright.capture.guards import MISSING
 from fusewright.record.traced_tensor import TracedTensor, memory_root
@@ -282,7 +285,22 @@ def cached(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return native(functools._lru_cache_wrapper, function, *args[1:], **kwargs)
 
 
+def all_names(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    known = tracer.world.outside(args[0]) is None and not isinstance(args[0], (torch.Tensor, TracedArray))
+    if not known and not isinstance(args[0], type):
+        raise GraphBreak("opaque-object", f"dir() of a {type(args[0]).__qualname__}")
+    alike = look_alike(args[0])
+    return native(dir, *(args if alike is None else (alike,)))
+
+
+def length_hint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], SequenceIterator):
+        raise GraphBreak("opaque-object", "the length of an iterator over an object by its __getitem__")
+    return call_pure(tracer, operator.length_hint, args, kwargs)
+
+
 ROWS = [
+    (dir, all_names), (operator.length_hint, length_hint),
     (copy.copy, copy_shallow), (copy.deepcopy, copy_deep), (collections.namedtuple, named_tuple),
     (functools._lru_cache_wrapper, cached),
 ]  # fmt: skip
