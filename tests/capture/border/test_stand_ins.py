@@ -112,6 +112,13 @@ def counting() -> Any:
     yield 1
 
 
+def failed() -> Exception:
+    try:
+        raise ValueError
+    except ValueError as error:
+        return error
+
+
 OUTSIDE, HELD, THING, INDEXED = {"a": 1, "b": 2}, [1, 2], Thing(), ByIndex()
 FACTORY = collections.defaultdict(counting, a=1)
 SHOWN: dict[str, Callable[[], Any]] = {
@@ -127,7 +134,9 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "default": lambda: collections.defaultdict(lambda: 3), "factory": lambda: FACTORY.default_factory,
     "fresh factory": lambda: collections.defaultdict(counting).default_factory, "partial": lambda: functools.partial(OUTSIDE.get, "a"),
     "partial of a method": lambda: functools.partial(THING.method, 1), "partial of an object": lambda: functools.partial(counting, x=THING),
-    "tensor.add": lambda: torch.ones(2).add, "in a list": lambda: [OUTSIDE.get], "in an error": lambda: ValueError(HELD.append),
+    "node": lambda: (torch.ones(2, requires_grad=True) * 2).grad_fn, "array.sum": lambda: torch.ones(2).numpy().sum,
+    "storage": lambda: torch.ones(2).untyped_storage(), "tensor": lambda: torch.ones(2), "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+    "traceback": lambda: failed().__traceback__, "tensor.add": lambda: torch.ones(2).add, "in a list": lambda: [OUTSIDE.get], "in an error": lambda: ValueError(HELD.append),
 }  # fmt: skip
 SAYS: dict[str, Callable[[Any], Any]] = {
     "type": lambda one: (type(one), one.__class__ is type(one), [cls.__name__ for cls in type(one).__mro__]),

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import datetime
+import decimal
+import fractions
 import functools
+import inspect
+import operator
+import pathlib
+import re
+import struct
+import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,3 +101,43 @@ def test_a_partial_is_not_given_a_dictionary() -> None:
     given = functools.partial(max, 1)
     fusewright.compile(program, backend="eager")(torch.ones(2), given)
     assert functools.partial(given, 2).func is max
+
+
+def plain() -> None:
+    pass
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "date": lambda: datetime.date(2020, 1, 1), "timedelta": lambda: datetime.timedelta(1), "zone": lambda: datetime.UTC,
+    "path": lambda: pathlib.Path("a"), "decimal": lambda: decimal.Decimal(1), "fraction": lambda: fractions.Fraction(1, 2),
+    "pattern": lambda: re.compile("a"), "match": lambda: re.match("a", "a"), "struct": lambda: struct.Struct("i"),
+    "signature": lambda: inspect.signature(plain), "getter": lambda: operator.itemgetter(1), "alias": lambda: list[int],
+    "property": lambda: property(plain), "cached property": lambda: functools.cached_property(plain), "fields": lambda: dataclasses.fields(Held),
+    "numpy dtype": lambda: np.dtype("f4"), "dtype": lambda: torch.float32, "size": lambda: torch.Size([1]), "device": lambda: torch.device("cpu"),
+    "slice": lambda: slice(1, 2), "range": lambda: range(3), "module": lambda: re, "builtin": lambda: len, "class": lambda: int,
+    "frozenset": lambda: frozenset({1}), "tuple": lambda: (1, (2, 3)), "proxy": lambda: types.MappingProxyType({}), "keys": lambda: {1: 2}.keys(),
+    "generator": lambda: (one for one in (1, 2)), "iterator": lambda: iter([1]), "finfo": lambda: torch.finfo(torch.float32),
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class Held:
+    a: int = 1
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("name", VALUES)
+def test_which_object_a_copy_is(name: str, copier: Callable[[Any], Any]) -> None:
+    make, outside = VALUES[name], VALUES[name]()
+
+    def program(x: torch.Tensor, given: Any, inside: bool) -> Any:
+        one = make() if inside else outside if given is None else given
+        try:
+            made, held = copier(one), copier({"k": one})["k"]
+        except TypeError as error:
+            return str(error)
+        return made is one, held is one, type(made)
+
+    both(program, lambda: (None, False))
+    both(program, lambda: (None, True))
+    both(program, lambda: (make(), False))

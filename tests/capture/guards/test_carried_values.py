@@ -40,7 +40,7 @@ HANDED_ON: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "kept": lambda x, v: {"v": v, "t": (v, x * 2)},
     "none": lambda x, v: (x + 1 if v is None else x + 2, v),
     "type": lambda x, v: (x + 1, type(v), isinstance(v, object), v.__class__, callable(v)),
-    "copied": lambda x, v: (x + 1, copy.copy([v]), copy.deepcopy([v])),
+    "copied": lambda x, v: (x + 1, copy.copy([v]), copy.deepcopy([v]), copy.copy(v), copy.deepcopy({"k": [v, v]}), type(copy.copy(v))),
     "called": lambda x, v: (x + 1, (lambda u=v: u)(), functools.partial(print, v)),
     "default": lambda x, v: (x + 1, collections.defaultdict(lambda: v)[1], {}.get(2, v)),
     "raised": lambda x, v: (x + 1, ValueError(v).args, slice(v)),
@@ -56,6 +56,7 @@ def broken(x: torch.Tensor, value: Any) -> Any:
 HANDED_ON["broken"] = broken
 LOOKED_AT: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "equal": lambda x, v: (x + 1, v == ONE, v != ONE, v is ONE, ONE is v),
+    "copies": lambda x, v: (x + 1, copy.copy(v) is v, copy.deepcopy([v])[0] is v, copy.copy(v) == v, f"{copy.deepcopy(v)}"),
     "text": lambda x, v: (x + 1, f"{v}", str(v), repr([v]), "%s" % v, "{} {}".format(v, 1)),  # noqa: UP031, UP032
     "key": lambda x, v: (x + 1, {v: 1}[v], v in {v}, v in [v], [v].index(v)),
     "in lists": lambda x, v: (x + 1, [v] == [ONE], (v,) == (ONE,), [ONE].count(v)),

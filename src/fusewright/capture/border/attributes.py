@@ -18,10 +18,11 @@ from torch.utils.hooks import RemovableHandle
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import protocols
-from fusewright.capture.border.absent import look_alike
+from fusewright.capture.border.absent import AbsentTraceback, look_alike
 from fusewright.capture.border.effects import registration
 from fusewright.capture.border.interfaces import World as Border
 from fusewright.capture.border.native import Trampoline, native
+from fusewright.capture.border.sequence_iterator import ReversedSequence, SequenceIterator
 from fusewright.capture.border.values import (
     array,
     array_calls,
@@ -34,6 +35,7 @@ from fusewright.capture.border.values import (
     tensor,
 )
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.border.values.text import Carried, TensorText
@@ -106,12 +108,25 @@ def _getattr_default(world: Border, obj: collections.defaultdict[Any, Any], name
     return value.function if type(value) is Trampoline else value
 
 
-def _getattr_iterator(world: Border, iterator: protocols.SequenceIterator, name: str) -> Any:
-    if name in ("__iter__", "__next__"):
-        return types.MethodType(getattr(type(iterator), name), iterator)
-    if name not in ("__class__", "__doc__") and hasattr(look_alike(iterator), name):
-        raise GraphBreak("opaque-object", f"{name} of an iterator over an object by its __getitem__")
-    return native(getattr, look_alike(iterator), name)
+def _getattr_alike(world: Border, stand_in: Any, name: str) -> Any:
+    """What it has of its own of what it looks like; the rest of that is a graph break."""
+    alike = look_alike(stand_in)
+    if name in _OF_CLASS or not hasattr(alike, name):
+        return native(getattr, alike, name)
+    if not any(name in vars(base) for base in type(stand_in).__mro__[:-1]):
+        raise GraphBreak("opaque-object", f"{name} of a {type(alike).__name__}")
+    return objects.getattr_object(world, stand_in, name)
+
+
+_OF_CLASS = ("__class__", "__doc__", "__module__")
+
+
+def _getattr_array_method(world: Border, method: array_calls.ArrayMethod, name: str) -> Any:
+    return method.array if name == "__self__" else native(getattr, look_alike(method), name)
+
+
+def _getattr_traceback(world: Border, traceback: AbsentTraceback, name: str) -> Any:
+    return types.TracebackType if name == "__class__" else traceback.__getattr__(name)
 
 
 def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
@@ -189,7 +204,9 @@ def _getattr_stand_in(world: Border, obj: TensorText | Address, name: str) -> An
 
 
 def _getattr_storage(world: Border, obj: Storage, name: str) -> Any:
-    if name != "__class__" and not (name in vars(Storage) and hasattr(torch.UntypedStorage, name)):
+    if name in _OF_CLASS:
+        return torch.UntypedStorage if name == "__class__" else getattr(torch.UntypedStorage, name)
+    if not (name in vars(Storage) and hasattr(torch.UntypedStorage, name)):
         raise GraphBreak("tensor-address", f"{name} of a storage")
     return objects.getattr_object(world, obj, name)
 
@@ -206,8 +223,9 @@ GETATTRS: dict[type, Getter] = {
     types.MethodType: _getattr_method,
     types.BuiltinFunctionType: _getattr_builtin,
     collections.defaultdict: _getattr_default,
-    protocols.SequenceIterator: _getattr_iterator,
-    protocols.ReversedSequence: _getattr_iterator,
+    **dict.fromkeys((SequenceIterator, ReversedSequence, GradientNode), _getattr_alike),
+    array_calls.ArrayMethod: _getattr_array_method,
+    AbsentTraceback: _getattr_traceback,
     types.CellType: _getattr_cell,
     types.ModuleType: _getattr_python_module,
     super: classes.getattr_super,

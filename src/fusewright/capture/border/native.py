@@ -308,6 +308,11 @@ class Trampoline:
         self.tracer = tracer
         self.function = function
 
+    def __repr__(self) -> str:
+        if type(self.function) not in (types.FunctionType, types.BuiltinFunctionType, type):
+            raise GraphBreak("opaque-object", "the text of an object that native code may call")
+        return repr(self.function)
+
     def __call__(self, *args: object, **kwargs: object) -> object:
         try:
             return self.tracer.call(self.function, args, kwargs)

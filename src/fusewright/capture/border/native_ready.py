@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import collections
 import decimal
-import functools
+import gc
 import operator
 import types
+import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,6 @@ from fusewright._native import isinstance, may_hold
 from fusewright.base.exception_fields import args_of
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import look_alike
-from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.dict import OutsideDict
@@ -154,45 +155,31 @@ def guard_decimals(world: World, *operands: Any) -> None:
         world.guard_answer(_decimal_context, (), _decimal_context())
 
 
-def text_ready(world: World, value: Any, depth: int = 0) -> Any:
-    """`value`, if native code may turn it into text: no tensor and no outside object in it."""
+def text_ready(world: World, value: Any, around: frozenset[int] = frozenset()) -> Any:
+    """`value`, if native code may turn it into text: no tensor and no outside object in it. around: what shows it, by
+    identity."""
     kind = type(value)
     if isinstance(value, torch.Tensor) or kind is TensorText:
         raise GraphBreak("print-tensor", "a tensor turned into text")
     if kind in SYMBOLIC or kind is torch.Size:
         return concrete_inside(value)
-    if kind in SCALARS:
+    if kind in SCALARS and kind is not slice:
         return value
     if kind is OutsideDict:
         value = value.as_native()
         kind = type(value)
     if look_alike(value) is not None or (kind in _BUILTIN_METHODS and _is_of_object(world, value.__self__)):
         raise GraphBreak("opaque-object", "the text of an iterator or a method, which says where it lies in memory")
-    if kind is Trampoline:
-        raise GraphBreak("opaque-object", "the text of a function that native code may call")
     if isinstance(value, TRANSPARENT):
         return value
-    if kind is types.MethodType or isinstance(value, functools.partial):
-        shown = (value.__self__,) if kind is types.MethodType else (value.func, value.args, value.keywords)
-        for part in shown:
-            text_ready(world, part, depth + 1)
-        return value
-    if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
-        if isinstance(value, collections.defaultdict):
-            text_ready(world, value.default_factory, depth + 1)
-        if depth < 6:
-            for element in dict.items(value) if isinstance(value, dict) else _elements(value):
-                text_ready(world, element, depth + 1)
-        return concrete_inside(for_native(world, value))
-    if world.is_raw(value):
+    contains = kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset))
+    if not contains and world.is_raw(value):
         raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
-    if isinstance(value, BaseException):
-        for argument in args_of(value):
-            text_ready(world, argument, depth + 1)
-        return value
-    if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):
-        _check_inside(world, value, depth)
-    return value
+    if id(value) not in around:
+        within = around | {id(value)}
+        for part in _elements(value) if contains else _shown(world, value, bool(around)):
+            text_ready(world, part, within)
+    return concrete_inside(for_native(world, value)) if contains else value
 
 
 _BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
@@ -207,12 +194,19 @@ def _is_of_object(world: World, owner: Any) -> bool:
 
 def _elements(value: Any) -> tuple[Any, ...]:
     """Of a subclass too without asking it."""
+    if isinstance(value, (dict, types.MappingProxyType)):
+        return tuple(dict.items(value) if isinstance(value, dict) else value.items())
     base = next((base for base in (list, tuple, set, frozenset) if isinstance(value, base)), type(value))
     return tuple(base.__iter__(value))
 
 
-def _check_inside(world: World, value: Any, depth: int) -> None:
-    """A fresh object inside a container, whose `__repr__` native code will run: its own attributes must be text-ready
-    too."""
-    for attribute in getattr(value, "__dict__", {}).values():
-        text_ready(world, attribute, depth + 1)
+def _shown(world: World, value: Any, inside: bool) -> Iterable[Any]:
+    """What native code may show of a fresh object. inside: of another one, so that native code runs its `__repr__`."""
+    if isinstance(value, BaseException):
+        return args_of(value)
+    kind = type(value)
+    if classes.python_method(world, kind, "__repr__") is not None:
+        return getattr(value, "__dict__", {}).values() if inside and kind.__module__ != "enum" else ()
+    if kind is weakref.ref:
+        return (value(),)
+    return gc.get_referents(value) if classes.lookup(kind, "__repr__") is not object.__repr__ else ()

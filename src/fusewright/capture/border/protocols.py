@@ -11,15 +11,14 @@ import collections
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.absent import LOOK_LIKE, STAND_FOR
-from fusewright.capture.border.native import give_back, native, unwatched
+from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.native_ready import (
     CONTAINERS,
     CONTENTS,
@@ -31,11 +30,12 @@ from fusewright.capture.border.native_ready import (
     plain_numbers,
     text_ready,
 )
+from fusewright.capture.border.sequence_iterator import SequenceIterator
 from fusewright.capture.border.symbolic_index import WHOLE, selected
 from fusewright.capture.border.torch_function import refuse_asking
 from fusewright.capture.border.values import array as arrays, cls as classes, iterator as outside_iterators
 from fusewright.capture.border.values.array import TracedArray
-from fusewright.capture.border.values.constant import FROZEN_TYPES
+from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import (
     NUMBERS,
@@ -401,6 +401,11 @@ def _subscript_class(world: World, cls: type, key: Any) -> Any:
         and subscript.__func__.__module__ != "typing"
     ):
         return world.tracer.call(classes.bind_classmethod(world, subscript, cls), (key,))
+    for part in key if type(key) is tuple else (key,):  # an alias is known by identity, with what it holds
+        if not (_is_annotation(part) or is_constant(part)):
+            if world.outside(part) is None:
+                raise GraphBreak("opaque-object", f"{cls.__qualname__}[] of an object that the function makes")
+            world.guard_identity(part)
     value = (unwatched if _is_annotation(key) else native)(operator.getitem, cls, key)
     return world.load(value, world.constant(value, "item"))
 
@@ -544,59 +549,6 @@ def ask_length(world: World, obj: Any) -> None:
 
 
 _ITERATOR_MODULES = frozenset({"builtins", "itertools", "collections"})
-
-
-class SequenceIterator:
-    """Iterates over an object by its `__getitem__`, as CPython's own sequence iterators do, upwards from `index`."""
-
-    __slots__ = ("index", "sequence", "world")
-    step = 1
-
-    def __init__(self, world: World, sequence: Any, index: int = 0) -> None:
-        self.world = world
-        self.sequence = sequence
-        self.index = index
-
-    def __repr__(self) -> NoReturn:
-        raise GraphBreak("cannot-rebuild", "the text of an iterator, which says where it lies in memory")
-
-    def __iter__(self) -> SequenceIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self.index < 0:
-            raise StopIteration
-        try:
-            value = getitem(self.world, self.sequence, self.index)
-        except UserException as signal:
-            held = [signal.exception]
-        else:
-            self.index += self.step
-            return value
-        if not isinstance(held[0], (IndexError, StopIteration)):
-            give_back(held)
-        self.index = -1  # it has ended for good
-        raise StopIteration
-
-
-class ReversedSequence(SequenceIterator):
-    """The same down to 0."""
-
-    __slots__ = ()
-    step = -1
-
-
-class _Indexed:
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int) -> int:
-        raise IndexError
-
-
-STAND_FOR[SequenceIterator], STAND_FOR[ReversedSequence] = type(iter(_Indexed())), reversed
-LOOK_LIKE[SequenceIterator] = lambda iterator: iter(_Indexed())
-LOOK_LIKE[ReversedSequence] = lambda iterator: reversed(_Indexed())
 
 
 def advance(world: World, iterator: Any) -> Any:

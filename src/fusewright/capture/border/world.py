@@ -439,7 +439,7 @@ class World:
             return array.array_type(obj)
         if type(obj) in STAND_FOR:
             return STAND_FOR[type(obj)]
-        if type(obj) is types.MethodType and (alike := look_alike(obj)) is not None:
+        if (alike := look_alike(obj)) is not None:
             return type(alike)
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 

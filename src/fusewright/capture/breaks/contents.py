@@ -29,7 +29,7 @@ from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH
 from fusewright.capture.border.values.dict import VIEWS, factory_of
 from fusewright.capture.border.values.memory import Address, Storage
-from fusewright.capture.border.values.text import TensorText
+from fusewright.capture.border.values.text import Carried, TensorText
 from fusewright.capture.guards.sources import Source
 from fusewright.capture.interpret.generators import InterpretedGenerator
 
@@ -178,6 +178,8 @@ def parts(value: Any) -> Any:
         yield from (value.start, value.stop, value.step)
     elif kind is Trampoline:
         yield value.function
+    elif kind is Carried and value.copied is not None:
+        yield value.copied[1]
     elif kind is TensorText:
         yield from (piece[0] for piece in value.pieces if type(piece) is tuple)
     elif kind in VIEWS or kind is types.MappingProxyType:

@@ -42,7 +42,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback, look_alike
 from fusewright.capture.border.effects import changed, contents, registration
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
-from fusewright.capture.border.protocols import ReversedSequence, SequenceIterator
+from fusewright.capture.border.sequence_iterator import ReversedSequence, SequenceIterator
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
@@ -79,6 +79,11 @@ from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.interpret.tracebacks import Place, chain
 from fusewright.sizes.symfloat import node_of
 from fusewright.sizes.symint import size_of
+
+
+def _build_carried(code: Code, value: Carried) -> str:
+    copier, of = value.copied or value.refuse()
+    return code.start(value, f"{code.bind(copier.__name__, copier)}({code.expression(of)})")
 
 
 def _build_text(code: Code, value: TensorText) -> str:
@@ -558,7 +563,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     staticmethod: _build_wrapped,
     classmethod: _build_wrapped,
     TensorText: _build_text,
-    Carried: lambda code, value: value.refuse(),
+    Carried: _build_carried,
     torch.SymInt: lambda code, value: code.output(value),
     torch.SymFloat: _build_float,
     torch.SymBool: _build_comparison,
@@ -576,11 +581,8 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     **dict.fromkeys(VIEWS, _build_view),
     range: lambda code, value: repr(value),
     bytearray: lambda code, value: repr(value),
-    torch.device: _build_bound,
-    **dict.fromkeys(FROZEN_TYPES, _build_bound),
+    **dict.fromkeys((torch.device, torch.layout, torch.memory_format, *FROZEN_TYPES), _build_bound),
     torch.dtype: lambda code, value: code.bind(str(value).removeprefix("torch."), value),
-    torch.layout: _build_bound,
-    torch.memory_format: _build_bound,
 }
 BASE_BUILDERS: tuple[tuple[Any, Callable[[Code, Any], str]], ...] = (
     (PLACEMENTS, _build_bound),

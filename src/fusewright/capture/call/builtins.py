@@ -33,6 +33,7 @@ from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import PLAIN, SCALARS, TRANSPARENT, for_native
 from fusewright.capture.border.protocols import BINARY, COMPARE
+from fusewright.capture.border.sequence_iterator import ReversedSequence
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
@@ -139,23 +140,11 @@ def _vars(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise
 
 
-def _dir(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    if tracer.world.outside(args[0]) is not None and not isinstance(args[0], type):
-        raise GraphBreak("opaque-object", f"dir() of a {type(args[0]).__qualname__}")
-    alike = look_alike(args[0])
-    return native(dir, *(args if alike is None else (alike,)))
-
-
-def _length_hint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[0], protocols.SequenceIterator):
-        raise GraphBreak("opaque-object", "the length of an iterator over an object by its __getitem__")
-    return call_pure(tracer, operator.length_hint, args, kwargs)
-
-
 def _callable(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
     world = tracer.world
     classes.guarded_lookup(world, world.type_of(args[0]), "__call__")
-    return native(callable, world.materialise(args[0]))
+    alike = look_alike(args[0])
+    return native(callable, world.materialise(args[0]) if alike is None else alike)
 
 
 def _id(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
@@ -305,7 +294,7 @@ def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         return tracer.call(method, (obj,))
     by_index = type(obj) not in PLAIN and classes.python_method(world, type(obj), "__getitem__") is not None
     if by_index and classes.lookup(type(obj), "__reversed__") is MISSING:
-        return protocols.ReversedSequence(world, obj, _len(tracer, (obj,), {}) - 1)
+        return ReversedSequence(world, obj, _len(tracer, (obj,), {}) - 1)
     return native(reversed, for_native(world, obj))
 
 
@@ -559,8 +548,7 @@ ROWS: list[tuple[Any, Row]] = [
     (issubclass, lambda tracer, args, kwargs: call_classes.is_subclass(tracer, *args)),
     (type, lambda tracer, args, kwargs: call_classes.construct(tracer, type, args, kwargs)), (getattr, _getattr),
     (hasattr, _hasattr), (setattr, _setattr),
-    (delattr, _delattr), (vars, _vars), (dir, _dir),
-    (operator.length_hint, _length_hint), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
+    (delattr, _delattr), (vars, _vars), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
     (iter, _iter),
     (next, _next),
     (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, extreme(min, "<")),

@@ -1,16 +1,22 @@
 """Library functions whose C or reflective parts are spelled out in terms of the border.
 
-Takes the arguments of `copy.copy` and `copy.deepcopy`; gives what they give, without `__reduce_ex__`, which is native
-code that reads whole objects. Always holds: an object copied from outside is read through `World`, so whatever the copy
-depends on is guarded.
+Takes the arguments of `copy.copy`, `copy.deepcopy` and a few more; gives what they give, copies without
+`__reduce_ex__`, which is native code that reads whole objects. Always holds: an object copied from outside is read
+through `World`, so whatever the copy depends on is guarded.
 """
 
 from __future__ import annotations
 
 import collections
 import copy
+import datetime
+import decimal
+import fractions
 import functools
+import operator
+import re
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +25,14 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.native import Trampoline, native, unwatched
+from fusewright.capture.border.sequence_iterator import SequenceIterator
 from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.array import TracedArray
+from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH, is_constant
 from fusewright.capture.border.values.dict import factory_of, set_factory
 from fusewright.capture.border.values.text import Carried
 from fusewright.capture.border.values.tuple import tuple_like
-from fusewright.capture.call.builtins import plain_data
+from fusewright.capture.call.builtins import call_pure, plain_data
 from fusewright.capture.call.support import native_callback
 from fusewright.capture.guards import MISSING
 from fusewright.record.traced_tensor import TracedTensor, memory_root
@@ -39,11 +47,9 @@ _ATOMIC = (
     type,
     types.FunctionType,
     types.BuiltinFunctionType,
-    types.ModuleType,
     torch.SymInt,
     torch.SymFloat,
     torch.SymBool,
-    Carried,
 )
 _REFLECTIVE = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
@@ -57,16 +63,27 @@ _CALLED = (set, collections.OrderedDict, collections.defaultdict)
 """A copy of these is made by a call of the class."""
 
 
-def _is_atomic(value: Any) -> bool:
+def _simply(value: Any, copier: Callable[[Any], Any]) -> Any:
+    """The copy of what holds no object of the program's that might change; MISSING for anything else."""
     alike = look_alike(value)
     if alike is not None and type(alike) not in (dict, types.MappingProxyType, types.BuiltinFunctionType):
         raise GraphBreak("untraceable-call", f"a copy of a {type(alike).__name__}")
-    return (
-        isinstance(value, _ATOMIC)
-        or isinstance(alike, types.BuiltinFunctionType)
-        or type(value) in FROZEN_TYPES
-        or (is_constant(value) and type(value) is not frozenset)
-    )
+    if isinstance(value, _ATOMIC) or isinstance(alike, types.BuiltinFunctionType):
+        return value
+    if type(value) is Carried:
+        return value if value.kind in _THEIR_OWN else Carried(value.kind, value.changes, (copier, value))
+    if type(value) in FROZEN_TYPES:
+        made = native(copier, value)
+        if made is not value and type(value) in MADE_AFRESH:
+            raise GraphBreak("untraceable-call", f"a copy of a {type(value).__name__}")
+        return made
+    if is_constant(value):
+        return native(copier, value) if type(value) in (torch.Size, torch.device, slice, frozenset) else value
+    return MISSING
+
+
+_THEIR_OWN = (decimal.Decimal, fractions.Fraction, re.Match, datetime.timezone)
+"""Types of which a copy is the object itself."""
 
 
 def _check_plain(world: World, value: Any) -> None:
@@ -108,8 +125,8 @@ def copy_shallow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     value = world.materialise(args[0])
     kind = type(value)
-    if _is_atomic(value) or kind in (tuple, frozenset):
-        return value
+    if (made := _simply(value, copy.copy)) is not MISSING or kind in (tuple, frozenset):
+        return value if made is MISSING else made
     if isinstance(value, torch.Tensor):
         raise GraphBreak("untraceable-call", "copy.copy of a tensor")
     custom = classes.guarded_lookup(world, kind, "__copy__")
@@ -132,11 +149,11 @@ def copy_deep(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
     value = tracer.world.materialise(value)
-    if _is_atomic(value):
-        return value
     if id(value) in memo:
         return memo[id(value)]
-    made = _deep_copy(tracer, value, memo)
+    made = _simply(value, copy.deepcopy)
+    if made is MISSING:
+        made = _deep_copy(tracer, value, memo)
     if made is not value:
         memo[id(value)] = made
     return made
@@ -221,7 +238,8 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
             base.__setitem__(made, convert(key), convert(dict.__getitem__(value, key)))
         if isinstance(value, collections.defaultdict):
             factory = factory_of(value)
-            if not _is_atomic(factory.function if type(factory) is Trampoline else factory):
+            maker = factory.function if type(factory) is Trampoline else factory
+            if _simply(maker, copy.copy) is not maker:
                 raise GraphBreak("untraceable-call", "a copy of a defaultdict whose factory is an object")
             set_factory(made, factory)
     elif isinstance(value, list):
@@ -267,7 +285,22 @@ def cached(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return native(functools._lru_cache_wrapper, function, *args[1:], **kwargs)
 
 
+def all_names(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    known = tracer.world.outside(args[0]) is None and not isinstance(args[0], (torch.Tensor, TracedArray))
+    if not known and not isinstance(args[0], type):
+        raise GraphBreak("opaque-object", f"dir() of a {type(args[0]).__qualname__}")
+    alike = look_alike(args[0])
+    return native(dir, *(args if alike is None else (alike,)))
+
+
+def length_hint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], SequenceIterator):
+        raise GraphBreak("opaque-object", "the length of an iterator over an object by its __getitem__")
+    return call_pure(tracer, operator.length_hint, args, kwargs)
+
+
 ROWS = [
+    (dir, all_names), (operator.length_hint, length_hint),
     (copy.copy, copy_shallow), (copy.deepcopy, copy_deep), (collections.namedtuple, named_tuple),
     (functools._lru_cache_wrapper, cached),
 ]  # fmt: skip

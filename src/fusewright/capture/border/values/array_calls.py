@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fusewright._native import isinstance
+from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.values.array import (
     BINARY,
     DTYPES,
@@ -413,6 +414,15 @@ class ArrayMethod:
 
     def __init__(self, array: TracedArray, name: str) -> None:
         self.array, self.name = array, name
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ArrayMethod and other.array is self.array and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.array), self.name))
+
+
+LOOK_LIKE[ArrayMethod] = lambda method: getattr(np.empty(0, method.array.dtype), method.name)
 
 
 def getattr_array(world: World, array: TracedArray, name: str) -> Any:

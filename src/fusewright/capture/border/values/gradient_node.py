@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.native import Trampoline, unwatched
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class GradientNode:
 
     def __getattr__(self, name: str) -> Any:
         raise GraphBreak("tensor-address", f"{name} of an autograd node")
+
+
+LOOK_LIKE[GradientNode] = lambda stand_in: stand_in._inside()
 
 
 def node_of(world: World, node: Any) -> GradientNode | None:

@@ -13,10 +13,9 @@ import torch
 
 from fusewright._native import isinstance
 from fusewright.capture.border.dynamic import from_argument, is_symbolic_throughout
-from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.tensor_number import outcome_guards
-from fusewright.capture.border.values.text import TensorText
+from fusewright.capture.border.values.text import Carried, TensorText
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, NumberTensor, Source
 from fusewright.sizes.symfloat import OutsideFloat, float_of_input
@@ -140,7 +139,7 @@ def number_guards(world: World) -> list[Guard]:
 
 def python_type(value: object) -> type | None:
     """The type that a symbolic number, or another stand-in made inside, has for the program."""
-    return type(value.node) if type(value) is GradientNode else _TYPES.get(type(value))
+    return value.kind if type(value) is Carried else _TYPES.get(type(value))
 
 
 _TYPES: dict[type, type] = {

@@ -248,7 +248,7 @@ def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
         return found.__get__(tensor, torch.Tensor)
     if isinstance(found, (types.GetSetDescriptorType, property)):
         raise GraphBreak("tensor-attribute", f"Tensor.{name}")
-    return native(getattr, tensor, name)
+    return found if isinstance(found, (str, type(None))) else native(getattr, tensor, name)
 
 
 def _getattr_foreign(world: World, tensor: torch.Tensor, name: str) -> object:

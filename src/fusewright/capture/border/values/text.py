@@ -51,13 +51,15 @@ class TensorText(Unread):
 
 class Carried(Unread):
     """Stands for an immutable value from outside that is handed on. changes: other ones have been there at other calls,
-    so that what looks at it breaks the graph; else it makes the next attempt take the value itself."""
+    so that what looks at it breaks the graph; else it makes the next attempt take the value itself. copied: what makes
+    a copy, and the value that it is one of."""
 
-    __slots__ = ("changes", "kind")
+    __slots__ = ("changes", "copied", "kind")
 
-    def __init__(self, kind: type, changes: bool) -> None:
+    def __init__(self, kind: type, changes: bool, copied: tuple[Callable[[Any], Any], Carried] | None = None) -> None:
         self.kind = kind
         self.changes = changes
+        self.copied = copied
 
     def refuse(self, *args: object, **kwargs: object) -> NoReturn:
         if not self.changes:
