@@ -80,10 +80,11 @@ class Recorder:
 
     Set by the capture as it goes: user_gradients (custom autograd functions and hooks that have a part in the
     gradients; None when one of them cannot be called again), user_reads (what these look up in the backward), freed
-    (the program has run a backward that frees its graph), wrapped (tensors that wrap others enter or leave with a history), recompute (nodes recorded now are to be
-    computed again by the backward: meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from
-    PyTorch's), unknown_shapes (results of unknown shape are recorded as long as nothing reads it), changes (arguments
-    that the last call wrote to; wrote: others did). Options: data_shapes, data_numbers (sizes of data), changes_level.
+    (the program has run a backward that frees its graph), wrapped (tensors that wrap others enter or leave with a
+    history), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]), draws
+    (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes (results of unknown shape
+    are recorded as long as nothing reads it), changes (arguments that the last call wrote to; wrote: others did).
+    Options: data_shapes, data_numbers (sizes of data), changes_level.
     """
 
     def __init__(
