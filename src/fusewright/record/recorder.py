@@ -111,6 +111,7 @@ class Recorder:
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
         self.user_reads: list[Any] = []  # capture.border.looked_up.Read
+        self.user_cells: list[Any] = []  # of hooks, with what they held
         self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
         self._decomposes = env is not None and not operators_replaced()
         # drew: the present call has drawn random numbers; drawn: others; resolving: an overload is being looked for
