@@ -564,6 +564,59 @@ def hook_double(compiled: Compiled) -> list[Any]:
     return second_and_third_order(compiled(fn))
 
 
+def _over_another(a: torch.Tensor) -> torch.Tensor:
+    b, s = a.sin(), a * 2
+    b.register_hook(lambda g: g * s)
+    return (b * b).sum()
+
+
+def _over_defaults(a: torch.Tensor) -> torch.Tensor:
+    b, s = a.sin(), a * 2
+    b.register_hook(lambda g, s=s, *, k=(a.cos(), a.shape[0]): g * s * k[0] * k[1])
+    s = s.exp()
+    return (b * b * s).sum()
+
+
+def _over_what_is_written_to(a: torch.Tensor) -> torch.Tensor:
+    b, s = a.sin(), a.detach() * 2
+    b.register_hook(lambda g: g * s)
+    c = (b * b).sum()
+    s.mul_(3)
+    return c
+
+
+def _over_a_variable_that_changes(a: torch.Tensor) -> torch.Tensor:
+    b, s = a.sin(), a * 2
+    b.register_hook(lambda g: g * s)
+    s = s.exp()
+    return (b * b).sum()
+
+
+def _over_a_list(a: torch.Tensor) -> torch.Tensor:
+    b, s = a.sin(), [a * 2]
+    b.register_hook(lambda g: g * s[0])
+    s[0] = a * 3
+    return (b * b).sum()
+
+
+@program
+def hook_double_over_tensors(compiled: Compiled) -> list[Any]:
+    programs = (_over_another, _over_defaults, _over_what_is_written_to)
+    return [one for fn in programs for one in second_and_third_order(compiled(fn))]
+
+
+@program
+def hook_double_over_what_changes(compiled: Compiled) -> list[Any]:
+    found = []
+    for fn in (_over_a_variable_that_changes, _over_a_list):
+        try:
+            found += second_and_third_order(compiled(fn))
+        except RuntimeError as e:  # refused, and never wrong
+            assert "cannot be run again" in str(e)
+            found += second_and_third_order(fn)
+    return found
+
+
 @program
 def custom_double_with_a_write_beside(compiled: Compiled) -> list[Any]:
     def fn(a: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fusewright
 from fusewright.autograd import halves
@@ -527,3 +528,17 @@ def test_gradients_of_gradients_run_the_forward_again_as_it_was(name: str, dynam
             second = torch.autograd.grad(first.square().sum(), x, materialize_grads=True, allow_unused=True)
             found.append([first.detach(), *second])
     torch.testing.assert_close(found[2:], found[:2], equal_nan=True)
+
+
+def test_a_reentrant_checkpoint_has_gradients_that_eager_refuses() -> None:
+    def program(x: torch.Tensor, reentrant: bool) -> torch.Tensor:
+        return checkpoint(lambda a: a.sin() * a, x, use_reentrant=reentrant).sum()
+
+    compiled = fusewright.compile(program, fullgraph=True)
+    x = torch.linspace(-1, 1, 6, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"incompatible with \.grad\(\)"):
+        torch.autograd.grad(program(x, True), x)
+    first = torch.autograd.grad(compiled(x, True), x, create_graph=True)[0]
+    meant = torch.autograd.grad(program(x, False), x, create_graph=True)[0]
+    torch.testing.assert_close(first, meant)
+    torch.testing.assert_close(*(torch.autograd.grad(one.square().sum(), x)[0] for one in (first, meant)))

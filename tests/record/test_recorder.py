@@ -113,6 +113,16 @@ def test_modes(mode) -> None:
         torch.testing.assert_close(module_of(r)(x, w)[0], expected)
 
 
+def test_autocast_casts_what_a_parameter_holds_now() -> None:
+    layer, x = torch.nn.Linear(3, 3, bias=False), torch.ones(2, 3)
+    compiled = fusewright.compile(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        for number in (1.0, 5.0):  # eager's cache keeps the first cast
+            with torch.no_grad():
+                layer.weight.fill_(number)
+            assert torch.equal(compiled(x), torch.full((2, 3), 3 * number, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize(
     "fn",
     [

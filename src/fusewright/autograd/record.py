@@ -24,6 +24,7 @@ from fusewright.capture.frame import Backward, Rebuilt, ViewCall
 from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import facts
+from fusewright.record.applications import content
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
 from fusewright.sizes.strides import shares_elements
@@ -128,6 +129,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         raise CannotDifferentiate("the backward reads a tensor that the forward has not seen")
     gradients = [] if freed else gradients
     defined = [one for one in gradients if one[2] is not None]
+    repeatable = not recorder.wrapped and all(content(cell) is held for cell, held in recorder.user_cells)
     backward = Backward(
         inputs=known,
         outputs=len(results.values),
@@ -144,7 +146,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         undefined=tuple((position, depends) for position, depends, value in gradients if value is None),
         updates=updates,
         rebuilt=None if plain else rebuilt,
-        user_code=None if recorder.user_gradients is None or recorder.wrapped else tuple(recorder.user_gradients),
+        user_code=None if recorder.user_gradients is None or not repeatable else tuple(recorder.user_gradients),
         user_reads=tuple(recorder.user_reads),
         freed=freed,
     )

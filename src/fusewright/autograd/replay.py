@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ class _Program:
     ) -> None:
         self.wanted: tuple[Any, ...] = tuple(output_node(graph).args[0])[:outputs]  # type: ignore[arg-type]
         self.inside = {node: one for one in user_code if isinstance(one, Application) for node in one.nodes}
-        self.nodes, self.written = self._needed(graph, inputs)
+        self.nodes, self.written = self._needed(graph, inputs, user_code)
         self.hooks: dict[torch.fx.Node, list[Hook]] = {}  # by the node behind which they are registered
         places = {node: place for place, node in enumerate(graph.nodes)}
         for one in user_code:
@@ -69,7 +68,9 @@ class _Program:
         inputs_change = any(node.op == "placeholder" for node in self.written)
         self.changed = inputs_change and _reads_what_changes(functionalise(graph), outputs)
 
-    def _needed(self, graph: torch.fx.Graph, inputs: int) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
+    def _needed(
+        self, graph: torch.fx.Graph, inputs: int, user_code: tuple[Application | Hook, ...]
+    ) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
         """The forward's placeholders and what its outputs are computed from, in order; and what is written to of that
         which was there before. Every draw of random numbers is made again, so that each gets the numbers that it got.
         """
@@ -81,12 +82,17 @@ class _Program:
                 for one in _nodes(written_arguments(node)):
                     writes.setdefault(view_chain(one)[0], []).append(node)
         seen: set[torch.fx.Node] = set()
+        hooks: dict[torch.fx.Node, list[Hook]] = {}
+        for hook in user_code:
+            if isinstance(hook, Hook):
+                hooks.setdefault(hook.tensor, []).append(hook)
         while pending:
             node = pending.pop()
             if node in seen:
                 continue
             seen.add(node)
             pending += [*node.all_input_nodes, *writes.get(node, ())]
+            pending += [held for one in hooks.get(node, ()) for held in _nodes(one.held)]
             application = self.inside.get(node)
             if application is not None:
                 pending += [*application.nodes, *_nodes(application.args)]
@@ -98,7 +104,7 @@ class _Program:
     def run(self, values: tuple[Any, ...], constants: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         environment: dict[torch.fx.Node, Any] = {}
         sizes: dict[Any, int] = {}
-        given = iter(values)
+        given, later = iter(values), []
         for node in self.nodes:
             application = self.inside.get(node)
             if node.op == "placeholder":
@@ -122,14 +128,22 @@ class _Program:
                 _apply(application, environment, sizes)
             for hook in self.hooks.get(node, ()):
                 if environment[hook.tensor].requires_grad:
-                    environment[hook.tensor].register_hook(partial(_hooked, hook.hook))
+                    later.append((hook, _Late()))
+                    environment[hook.tensor].register_hook(later[-1][1])
+        for hook, late in later:
+            late.function = hook.over(_resolved(hook.held, environment, sizes))
         return tuple(_resolved(item, environment, sizes) for item in self.wanted)
 
 
-def _hooked(hook: Callable[..., Any], gradient: torch.Tensor | None) -> Any:
-    """PyTorch's engine asks with None where only another result of the operator has a gradient. In the program this is
-    one tensor with what was called, whose gradient the hook has seen there."""
-    return None if gradient is None else hook(gradient)
+class _Late:
+    """A hook that is registered before all that it holds is there. PyTorch's engine asks with None where only another
+    result of the operator has a gradient: in the program this is one tensor with what was called, whose gradient the
+    hook has seen there."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, gradient: torch.Tensor | None) -> Any:
+        return None if gradient is None else self.function(gradient)
 
 
 _INSTEAD: dict[Any, Callable[..., Any]] = {torch.ops.aten.detach.default: lambda tensor: tensor.data}

@@ -6,12 +6,16 @@ holds: what is noted names nodes of the recorded graph and otherwise only values
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch.fx
 
 from fusewright.base.records import dataclass
+from fusewright.graph.nodes import leaves
+from fusewright.record.traced_tensor import TracedTensor
+from fusewright.sizes.symint import dim_of
 
 
 class Shape(tuple[Any, ...]):
@@ -34,8 +38,73 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """`hook` is called with the gradient of `tensor`, as that is behind the node `after`."""
+    """A function that is called with the gradient of `tensor`, as that is behind the node `after`.
+
+    function  itself, or (made by the call) one that lacks what it holds
+    held      what it holds then, as `Application` has arguments: the variables of enclosing functions (NotImplemented:
+              one from outside of the call, which is there), the defaults, and those of keywords
+    """
 
     tensor: torch.fx.Node
     after: torch.fx.Node
-    hook: Callable[..., Any]
+    function: Any
+    held: tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]] | None = None
+
+    def over(self, held: Any) -> Any:
+        """The function over what it holds in one call."""
+        if held is None:
+            return self.function
+        cells = zip(self.function.__closure__ or (), held[0])
+        closure = tuple(cell if value is NotImplemented else types.CellType(value) for cell, value in cells)
+        made = _like(self.function, closure, held[1])
+        made.__kwdefaults__ = held[2]
+        return made
+
+
+def hook_of(
+    tensor: torch.fx.Node, after: torch.fx.Node, function: types.FunctionType, from_outside: Callable[[Any], bool]
+) -> Hook | None:
+    """A hook that the call has made; None of one that holds what may be another object at another call.
+    `from_outside`: whether a cell was there before."""
+    cells = function.__closure__ or ()
+    values = tuple(NotImplemented if from_outside(cell) else content(cell) for cell in cells)
+    keywords = {name: again(value, False) for name, value in (function.__kwdefaults__ or {}).items()}
+    held = tuple(again(value, False) for value in values), again(function.__defaults__ or (), False), keywords
+    if any(one is VARYING for one in leaves(held)):
+        return None
+    closure = tuple(cell if value is NotImplemented else types.CellType() for cell, value in zip(cells, values))
+    return Hook(tensor, after, _like(function, closure, ()), held)
+
+
+def _like(function: types.FunctionType, closure: tuple[Any, ...], defaults: tuple[Any, ...]) -> types.FunctionType:
+    return types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
+
+
+def content(cell: types.CellType) -> Any:
+    """What a cell holds; VARYING if nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return VARYING
+
+
+class VARYING:
+    """Stands for a value that may be another object at another call."""
+
+
+def again(value: Any, lists: bool = True) -> Any:
+    """An argument as `Application` has it. lists: what they hold is asked for now, so it may change later."""
+    if isinstance(value, TracedTensor):
+        return value.node
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return dim_of(value) if isinstance(value, torch.SymInt) else VARYING
+    if type(value) in (tuple, torch.Size) or (lists and type(value) is list):
+        items = [again(item, lists) for item in value]
+        return VARYING if VARYING in items else Shape(items) if type(value) is torch.Size else type(value)(items)
+    return value if type(value) in _CONSTANT else VARYING
+
+
+_CONSTANT = frozenset(
+    {int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, type(None),
+     type(NotImplemented)}
+)

@@ -81,10 +81,10 @@ class Recorder:
     Set by the capture as it goes: user_gradients (custom autograd functions and hooks that have a part in the
     gradients; None when one of them cannot be called again), user_reads (what these look up in the backward), freed
     (the program has run a backward that frees its graph), wrapped (tensors that wrap others enter or leave with a
-    history), recompute (the backward is to compute nodes recorded now again: meta["recompute"]), draws (dropout draws
-    from the kernels' own generator; None: from PyTorch's), unknown_shapes (results of unknown shape are recorded as
-    long as nothing reads it), changes (arguments
-    that the last call wrote to; wrote: others did). Options: data_shapes, data_numbers (sizes of data), changes_level.
+    history), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]), draws
+    (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes (results of unknown shape
+    are recorded as long as nothing reads it), changes (arguments that the last call wrote to; wrote: others did).
+    Options: data_shapes, data_numbers (sizes of data), changes_level.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class Recorder:
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
         self.user_reads: list[Any] = []  # capture.border.looked_up.Read
+        self.user_cells: list[Any] = []  # of hooks, with what they held
         self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
         self._decomposes = env is not None and not operators_replaced()
         # drew: the present call has drawn random numbers; drawn: others; resolving: an overload is being looked for

@@ -31,9 +31,9 @@ from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
-from fusewright.record.applications import Application, Hook, Shape
+from fusewright.record import applications
+from fusewright.record.applications import Application, Hook
 from fusewright.record.traced_tensor import TracedTensor
-from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -72,14 +72,14 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     recorder = tracer.recorder
     if not differentiates:
         return unwatched(_stand_in(tracer, cls).apply, *values)
-    again = tuple(_argument_again(value) for value in values)
+    again = applications.again(tuple(values))
     last, before = next(iter(reversed(recorder.graph.nodes)), None), stamp(tracer.world.effects)
     result = unwatched(_stand_in(tracer, cls).apply, *values)
     nodes = tuple(reversed(list(itertools.takewhile(lambda node: node is not last, reversed(recorder.graph.nodes)))))
     outputs = tuple(one.node if isinstance(one, TracedTensor) else None for one in _flat(result))
     written = (view_chain(one)[0] for node in nodes for one in leaves(written_arguments(node)) if one is not None)
     in_place = any(root not in nodes for root in written)
-    repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
+    repeatable = again is not applications.VARYING and not in_place and stamp(tracer.world.effects) == before
     apart = not repeatable or any(node is not None and node not in nodes for node in outputs)
     _note_user_code(tracer, None if apart else Application(cls.apply, again, nodes, outputs))
     if not tracer.world.is_inside_class(cls):
@@ -95,27 +95,6 @@ def _note_user_code(tracer: Tracer, what: Application | Hook | None) -> None:
         recorder.user_gradients = None
     elif recorder.user_gradients is not None:
         recorder.user_gradients.append(what)
-
-
-class _Varying:
-    """Stands for an argument that may be another object at another call."""
-
-
-def _argument_again(value: Any) -> Any:
-    """An argument as `Application` has it."""
-    if isinstance(value, TracedTensor):
-        return value.node
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return dim_of(value) if isinstance(value, torch.SymInt) else _Varying
-    if type(value) in (tuple, list, torch.Size):
-        items = [_argument_again(item) for item in value]
-        return _Varying if _Varying in items else Shape(items) if type(value) is torch.Size else type(value)(items)
-    return value if _is_constant(value) else _Varying
-
-
-_CONSTANT = frozenset(
-    {int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size}
-)
 
 
 def _stand_in(tracer: Tracer, cls: type) -> Any:
@@ -302,28 +281,20 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         _refuse(tracer, "Tensor.register_hook() of a hook with effects beyond its result", [tensor])
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
-        after, again = next(iter(reversed(tracer.recorder.graph.nodes))), _is_same_again(hook)
-        _note_user_code(tracer, Hook(tensor.node, after, hook) if again else None)
-        tracer.recorder.user_reads += reads_of(hook) if again else ()
+        noted = _noted(tracer, tensor.node, hook)
+        _note_user_code(tracer, noted)
+        tracer.recorder.user_reads += () if noted is None else reads_of(noted.function)
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
 
 
-def _is_same_again(hook: Any) -> bool:
-    """Whether a hook holds nothing that may be of this call alone."""
+def _noted(tracer: Tracer, node: torch.fx.Node, hook: Any) -> Hook | None:
+    after = next(iter(reversed(tracer.recorder.graph.nodes)))
     if not isinstance(hook, types.FunctionType):
-        return False
-    try:
-        held = [cell.cell_contents for cell in hook.__closure__ or ()]
-    except ValueError:  # nothing yet
-        return False
-    held += [*(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values()]
-    return all(map(_is_constant, held))
-
-
-def _is_constant(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return type(value) in (tuple, torch.Size) and all(map(_is_constant, value))
-    return value is None or type(value) in _CONSTANT
+        return None
+    if tracer.world.outside(hook) is not None:
+        return Hook(node, after, hook)
+    tracer.recorder.user_cells += [(cell, applications.content(cell)) for cell in hook.__closure__ or ()]
+    return applications.hook_of(node, after, hook, tracer.world.is_outside_cell)
 
 
 def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> Any:
