@@ -730,3 +730,21 @@ def overlapping_result_is_written_to(compiled: Compiled) -> list[Any]:
         (v * torch.arange(4.0).view(2, 2)).sum().backward()
         results += [v, a.grad, b.grad]
     return results
+
+
+@program
+def no_grad_view_of_a_view(compiled: Compiled) -> list[Any]:
+    """A view made in no_grad asks for a gradient where its base does: of a leaf that is a view of what needs none, it
+    does not. Each way asks: an operator, a list of tensors, the program."""
+    results: list[Any] = []
+
+    def viewed(a):
+        with torch.no_grad():
+            return a.select(0, 1)
+
+    for use in (lambda v: v.exp(), lambda v: torch.cat([v, v]), lambda v: v.sin().detach() if v.requires_grad else v):
+        fn = compiled(lambda a, use=use: use(viewed(a)))
+        for a in (random(4, 3), random(5, 3, g=False)[:4].requires_grad_(), random(5, 3)[:4], random(4, 3)):
+            y = fn(a)
+            results += [y, y.requires_grad]
+    return results

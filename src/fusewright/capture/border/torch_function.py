@@ -19,6 +19,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.memory import refuse_hidden_base
 from fusewright.capture.guards import MISSING
 from fusewright.graph.nodes import leaves
 from fusewright.record.traced_tensor import TracedTensor
@@ -64,10 +65,14 @@ _IN_C = (types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDe
 
 def refuse_asking(world: World, fn: Any, given: Iterable[Any]) -> None:
     """A graph break where PyTorch would run the program's code to find out what an argument is: how often it asks is
-    eager's business, and what the answer depends on is not guarded."""
+    eager's business, and what the answer depends on is not guarded. So too where a traced tensor does not know its
+    own answer."""
     for value in given:
         kind = type(value)
-        if kind is list or kind is tuple:
+        if kind is TracedTensor:
+            if torch.is_grad_enabled():
+                refuse_hidden_base(world, value)
+        elif kind is list or kind is tuple:
             refuse_asking(world, fn, value)
         elif kind is slice:
             refuse_asking(world, fn, (value.start, value.stop, value.step))

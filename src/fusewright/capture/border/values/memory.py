@@ -56,6 +56,21 @@ def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[
     return value
 
 
+def refuse_hidden_base(world: World, tensor: torch.Tensor) -> None:
+    """A graph break where a gradient is wanted of a view made in no_grad of an input that is a view itself, of what
+    requires none: the view requires one if that does, which its traced tensor knows nothing of."""
+    if type(tensor) is not TracedTensor or tensor.viewed is None or not tensor.node.meta.get("no_grad"):
+        return
+    root = memory_root(tensor)
+    if root.requires_grad and world.outside(root) is not None:
+        if not guarded_fact(world, root, "_base that requires a gradient, or none", _base_requires_grad):
+            raise GraphBreak("unsupported-tensor", "a view made in no_grad of an input that is a view")
+
+
+def _base_requires_grad(tensor: torch.Tensor) -> bool:
+    return tensor._base is None or tensor._base.requires_grad
+
+
 def _past_overrides(read: Callable[[Any], object]) -> Callable[[Any], object]:
     """`read`, of which a class's `__torch_function__` is not told."""
 

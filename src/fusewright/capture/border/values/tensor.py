@@ -24,7 +24,7 @@ from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, object as objects, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.gradient_node import gradient_node
-from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact
+from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact, refuse_hidden_base
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.guards.sources import (
@@ -291,6 +291,7 @@ def requires_grad(world: World, tensor: torch.Tensor) -> bool:
     record = world.outside(tensor)
     if record is not None and (is_wrapper(tensor) or record.real.is_inference()):
         return record.real.requires_grad
+    refuse_hidden_base(world, tensor)
     return tensor.requires_grad
 
 
