@@ -586,3 +586,15 @@ def test_sizes_that_a_guard_has_tied(name: str) -> None:
             got, expected = compiled(mine), function(theirs)
             torch.testing.assert_close((got, mine), (expected, theirs), check_stride=True)
     assert not [event for event in events if isinstance(event, InternalError)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_an_empty_vector_is_joined_to_tensors_of_any_rank(dynamic: bool | None) -> None:
+    """Also as the cache that a first call begins with."""
+    events: list[Event] = []
+    compiled = fusewright.compile(joined := lambda x, y: torch.cat([x if x.dim() == 1 else x * 1, y], 1), dynamic=dynamic)
+    with STREAM.listening(events.append):
+        for first, second in (((8, 3), (8, 5)), ((0,), (0, 7)), ((0,), (3, 7)), ((0, 7), (0,)), ((2, 3), (0,))):
+            x, y = torch.randn(first), torch.randn(second)
+            torch.testing.assert_close(compiled(x, y), joined(x, y), check_stride=True)
+    assert not [event for event in events if isinstance(event, InternalError)]

@@ -256,6 +256,8 @@ def _is_longer(value: object, world: World) -> bool:
         traced: Any = part.meta.get("example_value") if part.op == "placeholder" else None
         record = None if traced is None else world.outside(traced)
         if record is not None and from_argument(record.source, world.module_sources):
+            if traced.tensor_type.shape == (0,):  # joins tensors of any rank
+                continue
             size = traced.tensor_type.shape[dim]
             return isinstance(size, int) and size > 0
     return False
