@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from fusewright.base.records import dataclass
@@ -240,6 +241,7 @@ def _nesting(d: Dim) -> int:
     return 1 + max(map(_nesting, d._children()))
 
 
+@lru_cache(1 << 14)  # sizes have parts in common, and each question of a capture begins with it
 def eliminate(d: Dim, zero: Expr, term: Term) -> Dim:
     """`d`, where `zero` is known to be 0 and `term` is its `greatest_term`: multiples of the term give way to the
     others, also inside divisions and choices."""

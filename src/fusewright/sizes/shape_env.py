@@ -81,7 +81,8 @@ class ShapeEnv:
         self._hints: dict[Expr, int] = {}
         self._equal: dict[Expr, Dim] = {}  # learnt: symbol == value
         self._divisors: dict[Symbol, int] = {}  # learnt: symbol is a multiple of this
-        self._not_negative: list[Dim] = []  # learnt: these are >= 0
+        self._not_negative: list[Dim] = []  # learnt, and only grows: these are >= 0
+        self._tried: dict[Dim, int] = {}  # how many of them say nothing of this one
         self._different: set[Dim] = set()  # learnt: these are != 0
         self._zero: dict[
             Dim, Term
@@ -398,7 +399,10 @@ class ShapeEnv:
         d = self._with_divisors(d)
         if known_le(0, d):
             return True
-        return any(known_le(fact, d) for fact in self._not_negative)
+        facts = self._not_negative
+        first = self._tried.get(d, 0)
+        self._tried[d] = next((at for at in range(first, len(facts)) if known_le(facts[at], d)), len(facts))
+        return self._tried[d] < len(facts)
 
     def suppose(self, fact: Relation) -> None:
         """Takes a relation for granted without a guard: for copies that follow what would be."""
