@@ -355,3 +355,43 @@ def behind_a_view_in_no_grad_a_hook_raises(compiled: Compiled) -> list[Any]:
 @program
 def behind_a_view_in_no_grad_an_operator_has_no_gradient(compiled: Compiled) -> list[Any]:
     return _raises_behind_a_view(compiled, lambda seen: torch.linalg.ldl_factor(seen.mT @ seen)[0])
+
+
+def _hooked_and_written(compiled: Compiled, give: Callable[[torch.Tensor], Any]) -> list[Any]:
+    """What is written with its history has two gradients; a view that is written to without loses its hooks."""
+
+    def in_no_grad(a: torch.Tensor) -> None:
+        with torch.no_grad():
+            a.mul_(1.5)
+
+    found: list[Any] = []
+    writes: list[Callable[[torch.Tensor], Any]] = [in_no_grad, lambda a: a.detach().mul_(3), lambda a: a.mul_(3)]
+    for write in writes:
+        with_history = write is writes[-1]
+        views = (lambda leaf: leaf * 1, lambda leaf: leaf.t(), lambda leaf: (leaf * 1)[1:])
+        for view in views[:1] if with_history else views:
+            for first in (True, False) if with_history else (True,):  # in eager a hook on a view written before crashes
+
+                def fn(a: torch.Tensor, write: Any = write, first: bool = first) -> torch.Tensor:
+                    if first:
+                        give(a)
+                    write(a)
+                    if not first:
+                        give(a)
+                    return a * 2
+
+                leaf = random(3, 4)
+                a = view(leaf)
+                (compiled(fn)(a).sum() + a.sum()).backward()
+                found += [leaf.grad, a.grad if a.retains_grad else None]
+    return found
+
+
+@program
+def given_a_hook_and_written_to(compiled: Compiled) -> list[Any]:
+    return _hooked_and_written(compiled, lambda a: a.register_hook(lambda gradient: gradient * 2))
+
+
+@program
+def retains_its_gradient_and_is_written_to(compiled: Compiled) -> list[Any]:
+    return _hooked_and_written(compiled, lambda a: a.retain_grad())

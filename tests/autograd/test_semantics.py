@@ -23,6 +23,8 @@ BREAKS: dict[str, set[str]] = {
     "behind_a_view_in_no_grad_a_function_raises": {"autograd-function"},
     "behind_a_view_in_no_grad_a_hook_raises": {"autograd-call"},
     "behind_a_view_in_no_grad_an_operator_has_no_gradient": {"training-eager"},
+    "given_a_hook_and_written_to": {"autograd-call"},
+    "retains_its_gradient_and_is_written_to": {"autograd-call"},
     "retain_grad_inside": {"autograd-call"},
     "impure_backward": {"autograd-function"},
     "tensor_subclass_param_hook_module": {"autograd-function"},  # its hook keeps numbers

@@ -106,7 +106,7 @@ class Effects:
     cells: dict[int, CellStore] = field(default_factory=dict)
     calls: list[DeferredCall] = field(default_factory=list)
     data: list[tuple[Any, int]] = field(default_factory=list)  # whose `data` is replaced, and its version then
-    hooked: dict[int, Any] = field(default_factory=dict)  # tensors from outside that are given hooks, by identity
+    hooked: dict[int, tuple[Any, int]] = field(default_factory=dict)  # outside tensors with new hooks; version then
 
     def store_slot(self, target: object, name: str, value: object) -> None:
         """Notes a store; keyed by the target's identity, which `World` keeps alive."""

@@ -36,6 +36,7 @@ from fusewright.capture.guards.sources import Computed, Constant, Item, Local, S
 from fusewright.capture.interpret.continuation import LET_GO, RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
 from fusewright.operators.schema import facts
+from fusewright.record.traced_tensor import version_of
 from fusewright.sizes.tensor_type import symbols_in
 
 if TYPE_CHECKING:
@@ -200,6 +201,16 @@ class _Contents:
         self.shadow = shadow
 
 
+def _check_hooked(world: World) -> None:
+    """Hooks are registered behind the graph. In eager a tensor that is written to with its history has two gradients,
+    before and behind the write; and a view that is written to without loses the hooks that it had."""
+    recorder = world.recorder
+    for tensor, version in world.effects.hooked.values():
+        node = next(node for node, _ in recorder.inputs if node.meta.get("example_value") is tensor)
+        if recorder.history_changed(node) or (node.meta.get("history") and version_of(tensor) != version):
+            raise GraphBreak("autograd-call", "a tensor is written to after it was given a hook")
+
+
 def _replay(world: World, code: Code, writes: list[Shadow]) -> list[str]:
     """The effects, as lines; the values they need are computed (into code.lines) before any of them runs."""
     lines: list[str] = []
@@ -231,6 +242,7 @@ def _replay(world: World, code: Code, writes: list[Shadow]) -> list[str]:
             lines.append(f"del {cell}.cell_contents")
         else:
             lines.append(f"{cell}.cell_contents = {code.temporary(code.expression(stored.value))}")
+    _check_hooked(world)
     for call in world.effects.calls:
         arguments = [code.expression(value) for value in call.args]
         arguments += [f"{name}={code.expression(value)}" for name, value in call.kwargs.items()]

@@ -495,10 +495,6 @@ def _build_handle(code: Code, value: RemovableHandle) -> str:
     if made is None:
         return build_object(code, value)
     function, *args = made
-    recorder = code.world.recorder
-    placeholder = next(node for node, _ in recorder.inputs if node.meta.get("example_value") is args[0])
-    if recorder.history_changed(placeholder):  # (the tensor may stand for another node by now)
-        raise GraphBreak("autograd-call", "a tensor is written to after it was given a hook")
     return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
 
 

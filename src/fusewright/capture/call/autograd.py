@@ -33,7 +33,7 @@ from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
 from fusewright.record import applications
 from fusewright.record.applications import Application, Hook
-from fusewright.record.traced_tensor import TracedTensor
+from fusewright.record.traced_tensor import TracedTensor, version_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -306,7 +306,7 @@ def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> An
     if any(world.record_of(hooks) is not None for hooks in _hooks_of(world, tensor)):
         raise GraphBreak("autograd-call", "a tensor is given a hook after one of its hooks was removed or looked at")
     handle = registered_at_the_end(register, tensor, hook)
-    world.effects.hooked[id(tensor)] = tensor
+    world.effects.hooked[id(tensor)] = tensor, version_of(tensor)
     world.effects.defer(keep, (handle,), {}, changes="the hooks of a tensor")
     return handle
 
@@ -324,7 +324,7 @@ def _remove_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     effects = tracer.world.effects
     if registration(handle) is None:
         record = tracer.world.outside(handle)
-        later = (hooks for tensor in effects.hooked.values() for hooks in _hooks_of(tracer.world, tensor))
+        later = (hooks for tensor, _ in effects.hooked.values() for hooks in _hooks_of(tracer.world, tensor))
         if record is None or all(hooks is not record.real.hooks_dict_ref() for hooks in later):
             return tracer.inline(RemovableHandle.remove, args, kwargs)  # type: ignore[arg-type]
     effects.defer(RemovableHandle.remove, (handle,), {}, changes="the hooks of a tensor")
@@ -363,7 +363,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
         return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
     if world.outside(tensor) is not None:
         if not tensors.guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
-            world.effects.hooked[id(tensor)] = tensor
+            world.effects.hooked[id(tensor)] = tensor, version_of(tensor)
             world.effects.defer(keep_gradient, (tensor,), {}, changes="the hooks of a tensor")
         return None
     if tracer.recorder.level != "aten":
