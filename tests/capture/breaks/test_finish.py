@@ -10,6 +10,7 @@ import itertools
 import operator
 import struct
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -613,3 +614,20 @@ def test_what_compares_by_identity_is_made_afresh(name: str) -> None:
         made.append(one)
         wanted, _, list_wanted, _ = program(x)
         assert type(one) is type(wanted) and _shown(one, listed) == _shown(wanted, list_wanted)
+
+
+def test_iterators_that_leave_warn_of_nothing() -> None:
+    """CPython 3.12 and 3.13 warn when an iterator of itertools is asked how to make it again."""
+
+    def program(x: torch.Tensor) -> Any:
+        count, chain, cycle = itertools.count(3), itertools.chain([1, 2], [3]), itertools.cycle([1, 2])
+        first = next(count), next(chain), next(cycle)
+        return x + 1, first, itertools.repeat(3, 2), itertools.islice([1, 2, 3], 2), count, chain, cycle
+
+    compiled = fusewright.compile(program, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            _, first, repeat, sliced, count, chain, cycle = compiled(torch.ones(1))
+            found = first, list(repeat), list(sliced), next(count), list(chain), next(cycle)
+            assert found == ((3, 1, 1), [3, 3], [1, 2], 4, [2, 3], 2)

@@ -85,7 +85,7 @@ class World(Protocol):
     iterators: dict[int, DeferredCall]
     generators: dict[int, tuple[Any, Any, Any]]
     cached: dict[int, dict[Any, Any]]
-    deep_copies: dict[int, tuple[Any, list[Any]]]
+    deep_copies: dict[int, tuple[Any, dict[Any, Any]]]
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]
     gradient_nodes: dict[object, Any]

@@ -72,7 +72,7 @@ class World:
         self.iterators: dict[int, DeferredCall] = {}  # that are advanced: what does so behind the graph
         self.foreseen = Foreseen(self)
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
-        self.deep_copies: dict[int, tuple[Any, list[Any]]] = {}  # by identity: the memo of one, the memories met
+        self.deep_copies: dict[int, tuple[Any, dict[Any, Any]]] = {}  # by identity: the memo of one, the memories met
         self.recordings: list[Any] = []  # open contexts in which the program records warnings
         self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}

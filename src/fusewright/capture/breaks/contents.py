@@ -28,6 +28,7 @@ from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
 from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH
 from fusewright.capture.border.values.dict import VIEWS, factory_of
+from fusewright.capture.border.values.iterator import reduced
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.text import Carried, TensorText
 from fusewright.capture.guards.sources import Source
@@ -191,7 +192,7 @@ def parts(value: Any) -> Any:
     elif kind in HASHED_ITERATORS:
         yield from iterated(value)[:1]
     elif isinstance(value, ITERATORS):
-        yield from _state_parts(value.__reduce__())
+        yield from _state_parts(reduced(value))
     elif isinstance(value, BaseException):
         yield from (*args_of(value), cause_of(value), context_of(value))
         yield from (held(field, value) for field in exception_fields(kind))
@@ -219,10 +220,10 @@ def slot_contents(value: Any) -> Any:
             continue
 
 
-def _state_parts(reduced: Any) -> Any:
-    yield from reduced[1]
-    if len(reduced) > 2 and reduced[2] is not None:
-        yield reduced[2]
+def _state_parts(made: Any) -> Any:
+    yield from made[1]
+    if len(made) > 2 and made[2] is not None:
+        yield made[2]
 
 
 def atom(code: Code, value: Any) -> str:

@@ -50,7 +50,7 @@ from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH,
 from fusewright.capture.border.values.dict import VIEWS, factory_of
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.gradient_node import GradientNode
-from fusewright.capture.border.values.iterator import own_maker
+from fusewright.capture.border.values.iterator import own_maker, reduced, set_state
 from fusewright.capture.border.values.list import length_limit
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
@@ -258,7 +258,7 @@ def _must_be_unchanged(code: Code, held: Any) -> None:
 
 
 def _build_iterator(code: Code, value: Any) -> str:
-    maker, args, *state = value.__reduce__()
+    maker, args, *state = reduced(value)
     ended = not state or (maker is itertools.islice and len(args) == 2)
     if ended and (row := ENDED_ITERATORS.get(type(value))) is not None:
         name = code.start(value, row.format(itertools=code.bind("itertools", itertools)))
@@ -275,14 +275,14 @@ def _build_iterator(code: Code, value: Any) -> str:
     if maker is reversed and isinstance(classes.lookup(type(args[0]), "__len__"), types.FunctionType):
         raise GraphBreak("cannot-rebuild", f"a reversed iterator over a {type(args[0]).__qualname__}")  # it asks again
     if state and type(state[0]) is int:
-        (again := maker(*args)).__setstate__(state[0])
-        if again.__reduce__()[2:] != (state[0],):  # a list that has become shorter cuts it
+        set_state(again := maker(*args), state[0])
+        if reduced(again)[2:] != (state[0],):  # a list that has become shorter cuts it
             raise GraphBreak("cannot-rebuild", "an iterator that stands behind the end of what it goes over")
     arguments = ", ".join(code.expression(argument) for argument in args)
     text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({arguments})"
     if state and state[0] is not None:
         name = code.start(value, text)
-        code.lines.append(f"{name}.__setstate__({code.expression(state[0])})")
+        code.lines.append(f"{code.bind('set_state', set_state)}({name}, {code.expression(state[0])})")
         return name
     return code.start(value, text)
 

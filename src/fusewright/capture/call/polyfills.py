@@ -144,7 +144,10 @@ def copy_deep(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
     if memo is not None and not isinstance(memo, dict):
         raise GraphBreak("untraceable-call", "copy.deepcopy with a memo that is no dict")
-    return _deep(tracer, args[0], {} if memo is None else memo)
+    memo = {} if memo is None else memo
+    made = _deep(tracer, args[0], memo)
+    _guard_memories(tracer.world, memo)
+    return made
 
 
 def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
@@ -196,17 +199,21 @@ def _deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
 def _note_memory(world: World, tensor: TracedTensor, memo: dict[int, Any]) -> None:
     """Of tensors that share memory, the copies that one deep copy makes do so too: a graph break, once there is a
     second."""
-    _, roots = world.deep_copies.setdefault(id(memo), (memo, []))
+    _, memories = world.deep_copies.setdefault(id(memo), (memo, {}))
     root = memory_root(tensor)
     record = world.outside(root)
-    for other, theirs in roots:
-        if other is root or root.reshaped or other.reshaped:
-            raise GraphBreak("untraceable-call", "a deep copy of tensors that share memory")
-        if record is not None and theirs is not None:
-            if record.real.untyped_storage()._cdata == theirs.real.untyped_storage()._cdata:
-                raise GraphBreak("untraceable-call", "a deep copy of tensors that share memory")
-            world.guard("NO_OVERLAP", theirs.source, (theirs.source, record.source))
-    roots.append((root, record))
+    memory = id(root) if record is None else record.real.untyped_storage()._cdata
+    if root.reshaped or (record is None, memory) in memories:
+        raise GraphBreak("untraceable-call", "a deep copy of tensors that share memory")
+    memories[record is None, memory] = (root, record)
+
+
+def _guard_memories(world: World, memo: dict[int, Any]) -> None:
+    """The tensors from outside that a deep copy has met share no memory."""
+    _, memories = world.deep_copies.get(id(memo), (memo, {}))
+    sources = tuple(record.source for _, record in memories.values() if record is not None)
+    if len(sources) > 1:
+        world.guard("NO_OVERLAP", sources[0], sources)
 
 
 def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | None = None) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from fusewright._native import isinstance
@@ -41,6 +42,25 @@ def own_maker(maker: Any, args: tuple[Any, ...]) -> Any:
         return maker
     base = next((base for base in (list, tuple, str, bytes, bytearray) if isinstance(args[0], base)), type(args[0]))
     return maker if base is type(args[0]) else getattr(base, _MAKERS[maker], maker)
+
+
+def _quietly(iterator: Any, method: str, *args: Any) -> Any:
+    """CPython 3.12 and 3.13 warn that iterators of itertools will not be copied any more: the program asks for none."""
+    if type(iterator).__module__ != "itertools":
+        return getattr(iterator, method)(*args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return getattr(iterator, method)(*args)
+
+
+def reduced(iterator: Any) -> Any:
+    """What makes the iterator again, where it stands: a callable, its arguments, and perhaps a state."""
+    return _quietly(iterator, "__reduce__")
+
+
+def set_state(iterator: Any, state: Any) -> None:
+    """Puts an iterator where the other one stood."""
+    _quietly(iterator, "__setstate__", state)
 
 
 def _copied(iterator: Any, known: dict[int, Any]) -> Any:
