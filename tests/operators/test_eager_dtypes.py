@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fusewright
 from fusewright.operators import eager_dtypes
@@ -71,6 +72,38 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
 def test_refused(name: str) -> None:
     function, x = REFUSED[name]
     assert run_case(Case(name, lambda transform: transform(lambda x: function(x)), (x,), {})).kind == "same error"
+
+
+WRITTEN: dict[str, Callable[[torch.Tensor], Any]] = {
+    **{
+        f"{kind}_pool{rank}d": lambda x, kind=kind, rank=rank: getattr(F, f"{kind}_pool{rank}d")(x[(None,) * rank], 1)
+        for kind in ("avg", "max", "adaptive_avg", "adaptive_max")
+        for rank in (1, 2, 3)
+    },
+    "bmm": lambda x: x[None, None] @ x[None, :, None].expand(2, 2, 1),
+    "bilinear": lambda x: F.bilinear(x[None], x[None], x[None].expand(2, 2, 2)),
+    "geqrf": lambda x: torch.geqrf(x[None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.half])
+def test_refused_behind_a_write(name: str, dtype: torch.dtype) -> None:
+    """The call cannot be repeated once an argument is written to, and PyTorch's C functions do not tell an error's class."""
+
+    def function(x: torch.Tensor) -> Any:
+        x *= x
+        return WRITTEN[name](x)
+
+    found = []
+    for run in (function, fusewright.compile(function)):
+        x = torch.tensor([3, 1]).to(dtype)
+        try:
+            run(x)
+            found.append((None, x.tolist()))
+        except Exception as error:
+            found.append((type(error), x.tolist()))
+    assert found[1] == found[0]
 
 
 LIBRARY: dict[str, Callable[[torch.Tensor], Any]] = {

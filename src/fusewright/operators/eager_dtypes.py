@@ -85,8 +85,11 @@ _PLACED = frozenset(
 _HALVED = frozenset({torch.ops.aten.glu.default})
 """They take a dimension in two halves."""
 _WINDOWS: dict[OpOverload, tuple[object, ...]] = {
-    torch.ops.aten.avg_pool3d.default: ((1, 1, 1),),
-    torch.ops.aten.max_pool1d.default: ((1,),),
+    **{
+        getattr(torch.ops.aten, name).default: ((1,) * int(name.partition("pool")[2][0]),)
+        for name in """avg_pool2d avg_pool3d max_pool1d max_pool2d_with_indices max_pool3d_with_indices
+            _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d""".split()
+    },
     torch.ops.aten.kthvalue.default: (1,),
     torch.ops.aten.reflection_pad1d.default: ((0, 0),),
     torch.ops.aten.reflection_pad2d.default: ((0, 0, 0, 0),),
@@ -111,8 +114,8 @@ _OTHERS = frozenset(
         upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d hardswish hardswish_
         hardswish_backward hardsigmoid_backward hardtanh_backward hardshrink_backward softshrink_backward
         softplus_backward mish_backward elu_backward leaky_relu_backward log_sigmoid_forward log_sigmoid_backward
-        _prelu_kernel _prelu_kernel_backward complex polar _softmax _log_softmax _softmax_backward_data
-        _log_softmax_backward_data _cdist_forward mode block_diag histc binary_cross_entropy_with_logits
+        _prelu_kernel _prelu_kernel_backward complex polar bmm _trilinear geqrf ormqr _softmax _log_softmax
+        _softmax_backward_data _log_softmax_backward_data _cdist_forward mode block_diag histc binary_cross_entropy_with_logits
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
         _native_batch_norm_legit_functional native_batch_norm_backward""".split()
 }

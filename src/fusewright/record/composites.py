@@ -35,7 +35,7 @@ def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> I
         state = torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
     # else: what the recorder itself calls is in no `__torch_dispatch__`, and nothing is shut out
     try:
-        with state:
+        with state, _viewed_once(func):
             yield
     finally:
         recorder.cast = around
@@ -44,6 +44,12 @@ def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> I
 def _flat(args: Sequence[object]) -> Iterator[object]:
     for value in args:
         yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _viewed_once(func: OpOverload) -> AbstractContextManager[object]:
+    """What has kernels for nested tensors (`narrow`, `chunk`) makes its results views itself, so its parts do not."""
+    itself = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
+    return torch._C._SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, True) if itself else nullcontext()
 
 
 @cache
