@@ -64,6 +64,28 @@ PROGRAMS = {
         "if p == 3: raise ValueError(p)\nreturn p",
         "try: LOG.append(kept(b))\nexcept ValueError as e: LOG.append(str(e))\nreturn a + 1",
     ),
+    "refuses its arguments": keeping(
+        NOTES,
+        "for more in (1, 2), {'q': 1}:\n"
+        "    try: kept(**more) if isinstance(more, dict) else kept(b, *more)\n"
+        "    except TypeError as e: LOG.append(str(e))\nreturn a + 1",
+    ),
+    "of a class": """
+class K:
+    def __init__(self, p): LOG.append(p)
+kept = functools.lru_cache(K)
+def program(a, b=2):
+    found = kept(b)
+    return a + 1, found, kept(b) is found
+""",
+    "of a partial": """
+kept = functools.lru_cache(functools.partial(lambda q, p: LOG.append(p) or [p], 1))
+def program(a, b=2):
+    found = kept(b)
+    return a + 1, found, kept(b) is found
+""",
+    "says that it keeps another's": keeping(NOTES, "LOG.append(kept(b))\nreturn a + 1")
+    + "\nkept.__wrapped__ = lambda p: LOG.append('other')",
     "of an object": """
 class K:
     @functools.lru_cache

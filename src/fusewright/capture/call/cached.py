@@ -45,7 +45,8 @@ def call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
     if world.outside(fn) is None:
         return native(fn, *args, **kwargs)  # made inside: its cache is a part of this capture
-    library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
+    body = _held(fn)[1]
+    library = isinstance(body, types.FunctionType) and is_library(body)
     if not library:
         args, kwargs = concrete_inside(args), concrete_inside(kwargs)
     values = (*args, *kwargs.values())
@@ -54,6 +55,8 @@ def call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     asked = is_concrete(values) and all(
         fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)
     )
+    if not library and not isinstance(body, types.FunctionType):
+        raise GraphBreak("cached-function", f"what keeps the results of a {type(body).__qualname__}")
     if asked and not library:
         return _of_constants(tracer, fn, args, kwargs)
     if asked:
@@ -166,7 +169,7 @@ def _name(fn: Any) -> str:
 
 
 def _body(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    world, body = tracer.world, fn.__wrapped__
+    world, body = tracer.world, _held(fn)[1]
     return tracer.call(world.load(body, world.constant(body, "wrapped")), args, kwargs)
 
 
@@ -174,7 +177,7 @@ def _of_tensors(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Of tensors, which a cache knows by identity."""
     world, values = tracer.world, (*args, *kwargs.values())
     plain = all(is_constant(value) or isinstance(value, torch.Tensor) or world.is_raw(value) for value in values)
-    if not plain or not isinstance(fn.__wrapped__, types.FunctionType) or type(fn) is not functools._lru_cache_wrapper:
+    if not plain or type(fn) is not functools._lru_cache_wrapper:
         raise GraphBreak("cached-function", f"{_name(fn)} of a container")
     parameters = fn.cache_parameters()
     kinds = tuple(map(world.type_of, values)) if parameters["typed"] else ()
@@ -222,9 +225,17 @@ def _held_before(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return world.load(held, world.constant(held, "cached"))
 
 
+def _held(fn: Any) -> tuple[dict[Any, Any], Any, object]:
+    """The cache itself, the function that fills it (`__wrapped__` may be another by now), and what marks keywords in a
+    key: the last dict that it holds beside its attributes, and what comes behind that. (Before it come results.)"""
+    held = gc.get_referents(fn)
+    dicts = (place for place in reversed(range(len(held))) if type(held[place]) is dict)
+    place = next(place for place in dicts if held[place] is not fn.__dict__)
+    return held[place], held[place + 1], held[place + 2]
+
+
 def _keys(fn: Any) -> dict[Any, Any]:
-    """The cache itself: the last dict that such a function holds beside its attributes. (Before it come results.)"""
-    return next(one for one in reversed(gc.get_referents(fn)) if type(one) is dict and one is not fn.__dict__)
+    return _held(fn)[0]
 
 
 def _key(fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -234,8 +245,7 @@ def _key(fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return args[0]
     key: tuple[Any, ...] = args
     if kwargs:
-        mark = next(one for one in reversed(gc.get_referents(fn)) if type(one) is object)
-        key += (mark, *(part for pair in kwargs.items() for part in pair))
+        key += (_held(fn)[2], *(part for pair in kwargs.items() for part in pair))
     return (*key, *map(type, (*args, *kwargs.values()))) if typed else key
 
 
@@ -311,7 +321,7 @@ class Refused(Exception):
 
 def remember(fn: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
     """Calls the cached function; where it does not know the arguments, its body's result is the one given."""
-    body = fn.__wrapped__
+    body = _held(fn)[1]
 
     def answer(function: Any, values: Args) -> Any:
         if function is not body:
@@ -323,7 +333,8 @@ def remember(fn: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
     before = _native.set_interceptor(answer)
     try:
         _native.call_watched(fn, *args, **kwargs)
-    except Refused:
-        return
+    except (Refused, TypeError):  # or the arguments are not those that the body takes, and no frame began
+        if result is not Refused:
+            raise
     finally:
         _native.set_interceptor(before)
