@@ -79,6 +79,14 @@ def test_a_common_factor_of_an_equality_is_taken_out_where_it_is_not_0() -> None
     assert env.guard(Relation("==", s * n, t * n)) and env.known(Relation("==", s, t)) is None
 
 
+def test_an_equality_of_strides_says_the_sizes() -> None:
+    """The number that is in all of it is taken out: else types would have one size as the product and as a number."""
+    env = ShapeEnv()
+    s, t = env.create("s0", 7, None), env.create("s1", 7, None)
+    assert env.guard(Relation("==", s * t * 256, 12544)) and env.simplify(s * t) == 49
+    assert env.simplify(s * t * 16 + s) == 784 + s
+
+
 def test_a_symbol_that_becomes_known_rewrites_what_others_follow_from() -> None:
     """With s0 known the first fact fixes s1, which the others are said of too."""
     env = ShapeEnv()

@@ -472,6 +472,8 @@ class ShapeEnv:
 
     def _learn_equality(self, difference: Expr) -> None:
         """difference == 0: solved for a symbol when one stands alone in it, or read as divisibility."""
+        number = math.gcd(difference.constant, *(count for _, count in difference.terms))
+        difference = split_factor(difference, number, lambda factor: False)[1]  # type: ignore[assignment]
         if isinstance(difference, Mod) or (len(difference.terms) == 1 and difference.constant == 0):
             atom = difference.terms[0][0][0]
             if (

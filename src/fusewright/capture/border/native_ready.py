@@ -21,6 +21,7 @@ from fusewright._native import isinstance, may_hold
 from fusewright.base.exception_fields import args_of
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import look_alike
+from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.dict import OutsideDict
@@ -170,6 +171,8 @@ def text_ready(world: World, value: Any, around: frozenset[int] = frozenset()) -
         kind = type(value)
     if look_alike(value) is not None or (kind in _BUILTIN_METHODS and _is_of_object(world, value.__self__)):
         raise GraphBreak("opaque-object", "the text of an iterator or a method, which says where it lies in memory")
+    if kind is Trampoline and not value.is_plain:
+        raise GraphBreak("opaque-object", "the text of an object that native code may call")
     if isinstance(value, TRANSPARENT):
         return value
     contains = kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset))
@@ -195,7 +198,8 @@ def _is_of_object(world: World, owner: Any) -> bool:
 def _elements(value: Any) -> tuple[Any, ...]:
     """Of a subclass too without asking it."""
     if isinstance(value, (dict, types.MappingProxyType)):
-        return tuple(dict.items(value) if isinstance(value, dict) else value.items())
+        factory = (value.default_factory,) if isinstance(value, collections.defaultdict) else ()
+        return (*factory, *(dict.items(value) if isinstance(value, dict) else value.items()))
     base = next((base for base in (list, tuple, set, frozenset) if isinstance(value, base)), type(value))
     return tuple(base.__iter__(value))
 

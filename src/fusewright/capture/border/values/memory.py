@@ -15,7 +15,7 @@ import torch
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native
-from fusewright.record.traced_tensor import TracedTensor, memory_root, reach
+from fusewright.record.traced_tensor import TracedTensor, is_leaf, memory_root, reach
 from fusewright.sizes.expressions import Relation
 from fusewright.sizes.symint import size_of
 
@@ -62,7 +62,7 @@ def refuse_hidden_base(world: World, tensor: torch.Tensor) -> None:
     if type(tensor) is not TracedTensor or tensor.viewed is None or not tensor.node.meta.get("no_grad"):
         return
     root = memory_root(tensor)
-    if root.requires_grad and world.outside(root) is not None:
+    if root.requires_grad and world.outside(root) is not None and is_leaf(tensor):
         if not guarded_fact(world, root, "_base that requires a gradient, or none", _base_requires_grad):
             raise GraphBreak("unsupported-tensor", "a view made in no_grad of an input that is a view")
 
