@@ -300,6 +300,24 @@ def test_filters_that_no_convolution_takes_are_refused_where_nothing_reads_the_r
             compiled(x, torch.randn(filters, 2, 3))
 
 
+NO_CONVOLUTION: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "a window without a place": (lambda x: F.conv1d(x, x.new_ones(3, 2, 7), padding=1), (2, 2, 4)),
+    "a spread window without a place": (lambda x: F.conv2d(x, x.new_ones(3, 2, 1, 3), dilation=2), (2, 2, 4, 4)),
+    "a window over no images": (lambda x: F.conv1d(x, x.new_ones(3, 2, 6)), (0, 2, 4)),
+    "other channels of no images": (lambda x: F.conv_transpose1d(x, x.new_ones(3, 0, 2)), (0, 2, 2)),
+    "channels where there are none": (lambda x: F.conv_transpose1d(x, x.new_ones(3, 0, 2)), (1, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", NO_CONVOLUTION)
+def test_what_no_convolution_takes_is_refused_where_its_result_has_no_elements(name: str, dynamic: bool | None) -> None:
+    function, shape = NO_CONVOLUTION[name]
+    for run in (function, fusewright.compile(lambda x: function(x) + 1, dynamic=dynamic)):
+        with pytest.raises(RuntimeError):
+            run(torch.ones(shape))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["row-major", "channels-last", "transposed", "with gaps"])

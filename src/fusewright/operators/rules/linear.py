@@ -144,7 +144,7 @@ def _convolution(
     rank = weight.ndim - 2
     if less(weight.shape[0], groups):  # the meta kernel takes this, and no operator that computes does
         raise RuntimeError(f"a convolution of {groups} groups needs as many filters, its weight has {weight.shape[0]}")
-    if input.ndim != weight.ndim or rank < 1 or input.dtype != weight.dtype or 0 in input.shape:
+    if input.ndim != weight.ndim or rank < 1 or input.dtype != weight.dtype:
         return NotImplemented
     if not same(input.shape[1], weight.shape[0] if transposed else weight.shape[1] * groups):
         if transposed:  # the same
@@ -162,9 +162,11 @@ def _convolution(
         reach = gap * (kernel - 1)
         if transposed:
             shape.append((size - 1) * step - 2 * pad + reach + extra + 1)
+        elif less(size + 2 * pad, reach + 1):  # older meta kernels take this
+            raise RuntimeError(f"a convolution's window of {reach + 1} over {size}, with {pad} on each side")
         else:
             shape.append(floor_div(size + 2 * pad - reach - 1, step) + 1)
-    if any(isinstance(d, int) and d <= 0 for d in shape):
+    if 0 in input.shape or any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
     if rank < 3 and _follows_arguments(input):
         return replace(fresh(shape, input), stride=in_format(shape, convolves_channels_last(input, weight)))
