@@ -126,10 +126,22 @@ def goes_with_a_frame(found: Difference, text: str, examine: Examine) -> bool:
     return bool(re.search(r"^\s+raise$", text, re.M)) and examine(changed) is None
 
 
+class _InOrder(ast.NodeTransformer):
+    """Puts what is written `{*these, one}` in a dict, which has an order."""
+
+    def visit_Set(self, node: ast.Set) -> ast.expr:
+        made = ast.parse("dict.fromkeys([])", mode="eval").body
+        made.args[0].elts = node.elts  # type: ignore[attr-defined]
+        return made if any(isinstance(one, ast.Starred) for one in node.elts) else node
+
+
 def hashed_by_address(found: Difference, text: str, examine: Examine) -> bool:
     """Whether only the order of a set differs, which goes by where objects lie in memory."""
     if found.kind == "value" and "an address" in found.eager:
         return sorted(found.ours) == sorted(found.eager)
+    if "{*" in text and found.kind in ("class", "value", "identity"):
+        if examine(ast.unparse(ast.fix_missing_locations(_InOrder().visit(ast.parse(text))))) is None:
+            return True
     alike = text.replace("begin()\n", "begin()\nS.__hash__ = lambda self: 5\n", 1)
     return found.kind in ("class", "value") and "set(" in text and alike != text and examine(alike) is None
 
