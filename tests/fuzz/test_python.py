@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from fusewright.capture.border.world import World
@@ -41,6 +43,23 @@ def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
     small = run.shrunk(text, like, most=100)
     assert len(small.splitlines()) < 0.75 * len(text.splitlines())
     assert session.examine(small) is not None
+
+
+ENDLESS = """begin()
+def program(a):
+    while True:
+        try:
+            raise ValueError(a)
+        except ValueError as error:
+            len({one for one in [1, 2]})
+def step0(): program(1)
+"""
+
+
+def test_what_a_program_handled_that_was_too_long_is_over() -> None:
+    for most in range(30):
+        assert session.errors_of(ENDLESS, most) is None
+        assert sys.exception() is None
 
 
 def test_the_same_seed_gives_the_same_program() -> None:

@@ -212,6 +212,45 @@ def test_detach_in_place(mode: Any, backend: str) -> None:
             assert shown(fusewright.compile(function, backend=backend), make(), mode) == expected, (number, name)
 
 
+def made_without_gradients(x: torch.Tensor) -> torch.Tensor:
+    made = x * 2
+    with torch.no_grad():
+        view = made[1:]
+    return view.mul_(x[1:])
+
+
+def caught(x: torch.Tensor) -> torch.Tensor:
+    part = (x * 2).chunk(2)[0]
+    try:
+        return part.add_(1)
+    except RuntimeError:
+        return x - 1
+
+
+REFUSED: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: (x * 2).chunk(2)[0].add_(1), lambda x: (x * 2).unbind(0)[0].add_(1) + 1, made_without_gradients, caught,
+    lambda x: ((x * 2).split(1)[1].squeeze(0).add_(1), [].pop()),
+    lambda x: (made := torch.zeros(3, requires_grad=True), made[1:].add_(x[1:]))[1],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
+def test_a_write_that_autograd_refuses_for_a_view(mode: Any, backend: str) -> None:
+    """Also if nothing else knows what the view is of."""
+    for number, function in enumerate(REFUSED):
+
+        def said(function: Callable[[torch.Tensor], Any], grad: bool) -> Any:
+            try:
+                with mode():
+                    return function(torch.ones(3, requires_grad=grad)).tolist()
+            except (RuntimeError, IndexError) as error:
+                return type(error)
+
+        for grad in (True, False):
+            assert said(fusewright.compile(function, backend=backend), grad) == said(function, grad), (number, grad)
+
+
 READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "interpolate": lambda v: F.interpolate(v, scale_factor=2), "repeat": lambda v: v.repeat(1, 1, 2), "tile": lambda v: v.tile(2),
     "same interpolate": lambda v: F.interpolate(v, scale_factor=1), "cat": lambda v: torch.cat([v]), "flip": lambda v: v.flip(0),

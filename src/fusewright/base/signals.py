@@ -120,7 +120,14 @@ def untraced(what: object, error: Exception) -> NoReturn:
     if isinstance(error, RuntimeError) and "data-dependent shape" in str(error):
         # A fake kernel of the program's, or of a library's, has asked for a size where there is none to be had.
         raise GraphBreak("data-dependent-shape", f"{what} gives a shape that depends on data") from error
-    raise GraphBreak("operator-failed", f"{what}: {type(error).__name__}: {error}") from error
+    said = f"{what}: {type(error).__name__}: {error}"
+    if isinstance(error, RuntimeError) and any(part in said for part in _OF_VIEWS):
+        raise SkipFrame("operator-failed", said) from error  # behind a graph it would be no view, and nothing would fail
+    raise GraphBreak("operator-failed", said) from error
+
+
+_OF_VIEWS = ("is a view and is being modified inplace", "modified inplace with grad mode", "a view of a leaf Variable")
+"""What autograd says of a write to a view that it does not allow."""
 
 
 class SkipFrame(Signal):

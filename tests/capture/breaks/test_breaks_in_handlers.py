@@ -589,6 +589,37 @@ def test_the_callers_exception_is_not_taken_for_none() -> None:
         assert kept.__context__ is None and handled is None
 
 
+def test_what_is_split_off_a_group_has_the_callers_exception_too() -> None:
+    def inner(x):
+        kept = []
+        try:
+            raise ExceptionGroup("g", [ValueError(3), KeyError("b")])
+        except* ValueError as part:
+            kept.append(part)
+        except* KeyError as part:
+            kept.append(part)
+        group = ExceptionGroup("g", [ValueError(3), KeyError("b")])
+        try:
+            raise group
+        except Exception:
+            kept += [*group.split(KeyError), group.subgroup(KeyError)]
+        return x + 1, [*kept, group.derive([KeyError("b")])]
+
+    compiled = fusewright.compile(inner, backend="eager")
+    for handled in (KeyError("outer"), None):
+        for call in (inner, compiled, compiled):
+            try:
+                if handled is not None:
+                    raise handled
+            except KeyError:
+                _, kept = call(x())
+            else:
+                _, kept = call(x())
+            *parts, derived = kept
+            assert [part.__context__ for part in parts] == [handled] * 5 and derived.__context__ is None
+            assert all(part.__traceback__ is not None for part in parts) and derived.__traceback__ is None
+
+
 def test_what_a_traceback_keeps_alive() -> None:
     """Frames of tracebacks that are made at run time hold no variables, and no frame of the compiler."""
 

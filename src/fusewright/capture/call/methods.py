@@ -497,6 +497,15 @@ def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
         tracer.world.setitem(owner, key, value)
 
 
+def _split(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    made = _native_method(tracer, fn, owner, args, kwargs)
+    if isinstance(owner, BaseExceptionGroup):
+        for part in made if isinstance(made, tuple) else (made,):
+            if part is not None:
+                tracer.copy_traceback(owner, part)
+    return made
+
+
 def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> None:
     if type(owner) not in PLAIN and not isinstance(owner, list):
         return native(fn, *args, **kwargs)
@@ -552,6 +561,8 @@ _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
     "update": _update,
     "__init__": _update,
     "sort": _sort,
+    "split": _split,
+    "subgroup": _split,
     "index": _find,
     "count": _find,
     "remove": _find,

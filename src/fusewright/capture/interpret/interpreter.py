@@ -164,7 +164,8 @@ class Frame:
         index = self.pc - 1
         handler = self.info.handlers[index]
         instruction = self.info.instructions[index]
-        if instruction.action not in _RAISE_AGAIN and (instruction.action, instruction.operand) != ("RAISE_VARARGS", 0):
+        again = (instruction.action, instruction.operand) == ("RAISE_VARARGS", 0) and self.tracer.is_handled(error)
+        if instruction.action not in _RAISE_AGAIN and not again:
             self.tracer.note_raised(error, self)
         self.tracer.forget_traceback(error)
         if handler is None:
@@ -553,11 +554,12 @@ class Tracer:
         return known
 
     def copy_traceback(self, error: BaseException, part: BaseException) -> None:
-        """A part that was split off a group has the group's traceback."""
-        raised = self._raised.get(id(error))
-        if raised is not None and part is not error:
+        """A part that was split off a group has the group's traceback, and its context if that is from outside."""
+        if (raised := self._raised.get(id(error))) is not None and part is not error:
             self._raised[id(part)] = copied = Raised(part)
             copied.left = raised.left
+        if id(error) in self.open_contexts and isinstance(error, BaseExceptionGroup):
+            self.open_contexts[id(part)] = part
 
     def set_traceback(self, error: BaseException, traceback: AbsentTraceback) -> None:
         """Gives an exception back a traceback that it had."""

@@ -410,6 +410,17 @@ def except_star_remainder_escapes():
 
 
 @program
+def nothing_to_raise_again():
+    def f(x):
+        try:
+            raise
+        except RuntimeError as error:
+            return x + 1, str(error), error.__traceback__ is not None
+
+    return f, [(x(),), (x(),)]
+
+
+@program
 def group_methods():
     def f(x):
         group = ExceptionGroup("g", [ValueError(1), ExceptionGroup("n", [KeyError(2), ValueError(3)])])

@@ -100,9 +100,8 @@ def check_group_match(frame: Frame, operand: object) -> None:
         rest, match = error, None
     stack.append(rest)
     stack.append(match)
-    for part in (rest, match):
-        if part is not None and (_WRAPPED_HAS_A_TRACEBACK or isinstance(error, BaseExceptionGroup)):
-            frame.tracer.copy_traceback(error, part)
+    if match is not None and rest is None and _WRAPPED_HAS_A_TRACEBACK and not isinstance(error, BaseExceptionGroup):
+        frame.tracer.copy_traceback(error, match)
     if match is not None:
         frame.tracer.handling.error = match
 
