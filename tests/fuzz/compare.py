@@ -467,11 +467,12 @@ def _first(ours: Leaf, eager: Leaf) -> Difference:
 
 def _as_near(ours: Any, eager: Any, nudged: Sequence[Any]) -> bool:
     """Whether eager's own answers change as much with one rounding of what it is given: the largest as the largest, and
-    each element about as that element. What one element's sensitivity allows says nothing of its neighbours."""
+    each element about as that element, beyond a rounding of its own. What one element's sensitivity allows says nothing
+    of its neighbours."""
     like = [one for one in nudged if isinstance(one, torch.Tensor) and one.shape == eager.shape]
     if not like or not eager.dtype.is_floating_point:
         return False
-    ours, eager = ours.double(), eager.double()
+    ours, eager, eps = ours.double(), eager.double(), _eps(eager.dtype)
     finite = torch.isfinite(eager)
     if not torch.equal(ours[~finite].nan_to_num(), eager[~finite].nan_to_num()) or not ours[finite].isfinite().all():
         return False
@@ -479,7 +480,7 @@ def _as_near(ours: Any, eager: Any, nudged: Sequence[Any]) -> bool:
         return True
     off = (ours - eager)[finite].abs()
     moved = torch.stack([(one.double() - eager)[finite].abs() for one in like]).amax(0)
-    return bool(off.max() <= moved.max() and (off <= FACTOR * moved).all())
+    return bool(off.max() <= moved.max() and (off <= FACTOR * moved + eps * eager[finite].abs()).all())
 
 
 def _differing(ours: Any, eager: Any) -> tuple[str, str]:

@@ -88,6 +88,13 @@ def in_range(a):
 """
 
 
+FINITE = """
+def finite(a):
+    if a.requires_grad: a.register_hook(lambda gradient: gradient.nan_to_num(0.0, 0.0, 0.0))
+    return a
+"""
+
+
 def cast_in_range(found: Difference, text: str, examine: Examine) -> bool:
     """Whether the results are equal once what is cast to integers is a number that they hold."""
     cast = r"\b(\w+)\.(to\((?:[iu]\d+|torch\.int\d+)\)|byte\(\)|long\(\))"
@@ -271,6 +278,32 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Each of eager's kernels gives something else (0, or NaN): they sum squares in floats, in doubles, or not at all. "
         "Equal once the numbers are below 1e17.",
         lambda found, text, examine: equal_if(found, text, examine, NORM, r"F.\1_norm(\2.clamp(-1e17, 1e17)"),
+    ),
+    Deviation(
+        "normalisations of equal numbers",
+        "Eager adds neighbours in pairs, so the mean of equal numbers is that number, and 0 is left. Where our lanes are "
+        "rows, each adds its elements one after the other, and the sum's rounding is left, over the root of epsilon. Equal "
+        "once it is done in doubles.",
+        lambda found, text, examine: (
+            not found.eager.strip("[]-0., ") and equal_if(found, text, examine, NORM, r"F.\1_norm(\2.double()")
+        ),
+    ),
+    Deviation(
+        "gradients of a normalisation that infinite ones come to",
+        "Eager sums their products with the numbers themselves, ours with the normalised ones: where one of them is 0, infinity "
+        "becomes NaN. Equal once what comes in is finite.",
+        lambda found, text, examine: (
+            ".grad" in found.where and equal_if(found, FINITE + text, examine, rf"= ({NORM}.*\))$", r"= finite(\1)")
+        ),
+    ),
+    Deviation(
+        "the sign of a NaN",
+        "What operators make has either, by the instruction: eager's also differs between a vector and what fills none. Equal "
+        "once nobody asks for it.",
+        lambda found, text, examine: (
+            equal_if(found, text, examine, r"\b(\w+)\.signbit\(", r"\1.nan_to_num().signbit(")
+            or equal_if(found, text, examine, r"copysign\((\w+), (\w+)\)", r"copysign(\1, \2.nan_to_num())")
+        ),
     ),
     Deviation(
         "gradients of a Kronecker product of what is written to later",

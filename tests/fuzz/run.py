@@ -217,19 +217,19 @@ class Worker:
         while first < self.seeds.stop and time.monotonic() < until:
             first = self.stretch(first, until) + 1
 
-    def eager_runs(self, seed: int) -> bool:
-        """Whether the program ends without a compiler, and does not end the process (a division that overflows
-        does)."""
+    def eager_runs(self, seed: int, seconds: float = SLOWEST) -> bool:
+        """Whether the program ends without a compiler, in this time, and does not end the process (a division that
+        overflows does)."""
         try:
-            return self.asked("--eager", seed).returncode == 0
+            return self.asked("--eager", seed, seconds).returncode == 0
         except subprocess.TimeoutExpired:
             return False
 
-    def asked(self, what: str, seed: int) -> subprocess.CompletedProcess[str]:
+    def asked(self, what: str, seed: int, seconds: float = SLOWEST) -> subprocess.CompletedProcess[str]:
         """A process of its own: programs are generated in a main thread, which hears signals."""
         command = [sys.executable, "-m", "tests.fuzz.run", self.generator, what, "--seed", str(seed)]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        return subprocess.run(command, capture_output=True, text=True, timeout=SLOWEST, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
 
     def stretch(self, first: int, until: float) -> int:
         """Runs one child; the last seed that it spoke of."""
@@ -261,7 +261,7 @@ class Worker:
                     process.kill()
                     return self.seeds.stop
                 process.kill()
-                if self.eager_runs(seed):
+                if self.eager_runs(seed, SLOWEST / 10):  # an examination runs it that often
                     self.say("hang", seed, self.asked("--show", seed).stdout)
                 return seed
             if line is None:

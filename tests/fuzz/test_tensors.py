@@ -51,6 +51,8 @@ def test_what_one_elements_rounding_allows_says_nothing_of_its_neighbours() -> N
     assert compare._as_near(torch.tensor([100.5, 1.002]), eager, nudged)
     assert not compare._as_near(torch.tensor([100.0, 1.5]), eager, nudged)
     assert not compare._as_near(torch.tensor([102.0, 1.0]), eager, nudged)
+    assert compare._as_near(torch.tensor([100.5, 1 + 1e-7]), eager, [torch.tensor([101.0, 1.0])])
+    assert not compare._as_near(torch.tensor([100.5, 1 + 5e-7]), eager, [torch.tensor([101.0, 1.0])])
 
 
 CANCELS = """

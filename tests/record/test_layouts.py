@@ -117,6 +117,20 @@ def test_of_halves_that_share_elements(dtype: torch.dtype, dynamic: bool) -> Non
         torch.testing.assert_close(compiled(x), F.glu(x, 0), check_stride=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["index_add", "index_copy"])
+def test_of_a_copy_of_what_shares_elements(name: str, dynamic: bool) -> None:
+    """It is contiguous, by which later operators choose their format."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.adaptive_avg_pool1d(getattr(x, name)(1, torch.tensor([0, 1]), x.narrow(1, 0, 2)), 2)
+
+    compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+    for shape, steps in (((2, 16, 1), (0, 1, 16)), ((4, 4, 1), (0, 4, 16)), ((1, 4, 4), (1, 4, 0)), ((2, 3, 4), (0, 1, 3))):
+        x = torch.rand(99).as_strided(shape, steps)
+        torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+
+
 @pytest.mark.parametrize("operator", ["add", "hypot", "fmax", "remainder", "lerp", "copysign"])
 def test_of_equal_strides_whose_order_is_that_of_unknown_sizes(operator: str) -> None:
     """Of two dimensions with one stride, the larger is the outer one; sizes of 1 have no stride at all."""

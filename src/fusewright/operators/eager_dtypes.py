@@ -116,8 +116,8 @@ _OTHERS = frozenset(
         softplus_backward mish_backward elu_backward leaky_relu_backward log_sigmoid_forward log_sigmoid_backward
         _prelu_kernel _prelu_kernel_backward complex polar bmm _trilinear geqrf ormqr _softmax _log_softmax
         _softmax_backward_data _log_softmax_backward_data _cdist_forward mode block_diag histc
-        binary_cross_entropy_with_logits
-        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+        binary_cross_entropy_with_logits native_batch_norm _native_batch_norm_legit
+        _native_batch_norm_legit_no_training
         _native_batch_norm_legit_functional native_batch_norm_backward""".split()
 }
 

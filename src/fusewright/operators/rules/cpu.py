@@ -193,7 +193,7 @@ def _index_add(
         source.ndim != self.ndim or any(a != b for a, b in others if isinstance(a, int) and isinstance(b, int))
     ):
         raise RuntimeError("index_add: the source's shape is not that of self")
-    return said
+    return _contiguous(said)
 
 
 def _iterated(said: TensorType, *args: Any) -> TensorType:
@@ -346,7 +346,9 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     **dict.fromkeys(
         (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default), _copied_with_gaps
     ),
-    **dict.fromkeys((aten.index_add.default, aten.index_add_.default), _index_add),
+    aten.index_add.default: _index_add,
+    aten.index_add_.default: lambda said, *args: (_index_add(said, *args), said)[1],
+    aten.index_copy.default: lambda said, *args: _contiguous(said),
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     **dict.fromkeys(
         (
