@@ -122,7 +122,7 @@ def untraced(what: object, error: Exception) -> NoReturn:
         raise GraphBreak("data-dependent-shape", f"{what} gives a shape that depends on data") from error
     said = f"{what}: {type(error).__name__}: {error}"
     if isinstance(error, RuntimeError) and any(part in said for part in _OF_VIEWS):
-        raise SkipFrame("operator-failed", said) from error  # behind a graph it would be no view, and none would fail
+        raise SkipFrame("operator-failed", said) from error  # behind a graph it is no view, and nothing fails
     raise GraphBreak("operator-failed", said) from error
 
 

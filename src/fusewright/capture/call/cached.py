@@ -119,7 +119,7 @@ def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             table[key] = result
         if most and len(table) > most:
             raise GraphBreak("cached-function", f"{_name(fn)}, whose cache is too small for what one call keeps in it")
-    world.effects.defer(remember, (fn, args, kwargs, result), {})  # (a cache knows who was asked for last)
+    world.effects.defer(_remembering(fn), (fn, args, kwargs, result), {})  # (a cache knows who was asked for last)
     return result
 
 
@@ -158,7 +158,7 @@ def _computed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     try:
         return _body(tracer, fn, args, kwargs)
     except UserException:
-        tracer.world.effects.defer(remember, (fn, args, kwargs, Refused), {})
+        tracer.world.effects.defer(_remembering(fn), (fn, args, kwargs, Refused), {})
         raise
     except (GraphBreak, SkipFrame):
         raise Retry(caches=False) from None
@@ -192,7 +192,7 @@ def _of_tensors(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         table[key] = result
         if parameters["maxsize"] is not None and len(table) > parameters["maxsize"]:
             raise GraphBreak("cached-function", f"{_name(fn)}, whose cache is too small for what one call keeps in it")
-    world.effects.defer(remember, (fn, args, kwargs, result), {})
+    world.effects.defer(_remembering(fn), (fn, args, kwargs, result), {})
     return result
 
 
@@ -319,9 +319,13 @@ class Refused(Exception):
     """In the place of a result: the body has raised."""
 
 
-def remember(fn: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
+def _remembering(fn: Any) -> Any:
+    """`remember` of a function whose body need not be looked for at each call, behind all that the cache holds."""
+    return functools.partial(remember, _held(fn)[1])
+
+
+def remember(body: Any, fn: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
     """Calls the cached function; where it does not know the arguments, its body's result is the one given."""
-    body = _held(fn)[1]
 
     def answer(function: Any, values: Args) -> Any:
         if function is not body:
