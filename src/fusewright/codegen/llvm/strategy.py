@@ -323,7 +323,7 @@ def _stage_axis(view: StageView, lanes: int) -> tuple[float, Axis | None]:
     if not all(scans.is_prefix(scan) for scan in steps):
         return best
     operations += len(steps) * PREFIX_STEP * (lanes.bit_length() + 1)
-    for axis in view.axes:
+    for axis in view.axes[-1:] if steps else view.axes:  # parts of a scanned axis run in order
         if _meets(view, axis):
             continue
         accesses = sum(_access_cost(view, access, axis, lanes) for access in view.accesses)
