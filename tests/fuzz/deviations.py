@@ -72,7 +72,8 @@ def _with_uses(statements: list[ast.stmt], bound: set[str]) -> list[ast.stmt]:
 BENT = r"\b(hardtanh|relu6|hardswish|elu|celu|selu|hardshrink|softshrink)\((\w+)"
 NORM = r"F\.(instance|layer|group|batch|rms)_norm\((\w+)"
 LEAVES_ROUNDING = (
-    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\))$"
+    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\)"
+    r"|[\w.]+ - [\w.]+)$"
 )
 
 
@@ -333,7 +334,8 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "quotients by what rounding leaves",
         "Of equal numbers a normalisation leaves 0 or the rounding of their mean, of numbers below -5 gelu leaves 0 or the "
         "rounding of erf, of orthogonal vectors cosine_similarity leaves 0 or the rounding of their product, and for the largest "
-        "half of a row log_softmax leaves 0 in eager; a quotient by it is anything, and relu has a gradient there or not.",
+        "half of a row log_softmax leaves 0 in eager; a number less a product that was rounded to it leaves 0, or what the "
+        "rounding left. A quotient by it is anything, and relu has a gradient there or not.",
         lambda found, text, examine: equal_if(found, text, examine, LEAVES_ROUNDING, r"= \1 + 9"),
     ),
     Deviation(
