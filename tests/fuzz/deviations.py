@@ -73,7 +73,7 @@ BENT = r"\b(hardtanh|relu6|hardswish|elu|celu|selu|hardshrink|softshrink)\((\w+)
 NORM = r"F\.(instance|layer|group|batch|rms)_norm\((\w+)"
 LEAVES_ROUNDING = (
     r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\)"
-    r"|[\w.]+ - [\w.]+)$"
+    r"|-?[\w.]+ - [\w.]+)$"
 )
 
 
