@@ -201,3 +201,23 @@ def test_a_write_behind_no_grad_is_refused_as_in_eager(number: int) -> None:
 
     compiled = fusewright.compile(function)
     assert [run(compiled) for _ in range(2)] == [run(function)] * 2
+
+
+@pytest.mark.parametrize("part", [slice(1, None), slice(None)])
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_view_loses_its_hook_by_a_write(part: slice, shown: bool) -> None:
+    """Another tensor does not."""
+
+    def results(compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
+        leaf = torch.arange(1.0, 5, requires_grad=True)
+        base = leaf * 1
+        argument, seen = base[part] if shown else base, []
+        argument.register_hook(lambda gradient: (seen.append(gradient.clone()), gradient * 2)[1])
+        y = compiled(lambda a: a.mul_(3).sin())(argument)
+        (y.sum() + base.sum()).backward()
+        assert leaf.grad is not None
+        return [*seen, y, leaf.grad]
+
+    got, expected = results(fusewright.compile), results(lambda function: function)
+    assert len(got) == len(expected) == (2 if shown else 3)
+    torch.testing.assert_close(got, expected)

@@ -231,6 +231,9 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
         if updates and not torch.is_grad_enabled():  # which the program leaves before it writes
             if any(_refuses_writes(inputs[position]) for position, _ in updates):
                 raise RuntimeFallback("autograd refuses a write to an argument")
+        for position, _ in updates:
+            if inputs[position]._backward_hooks and inputs[position]._is_view():
+                raise RuntimeFallback("a write to a view with hooks, which has another history then")
         if plan.freed:
             results = Call(halves, inputs).results[:outputs]
             anchor = torch.empty(0, requires_grad=True)
