@@ -221,3 +221,29 @@ def test_a_view_loses_its_hook_by_a_write(part: slice, shown: bool) -> None:
     got, expected = results(fusewright.compile), results(lambda function: function)
     assert len(got) == len(expected) == (2 if shown else 3)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_a_write_to_what_the_backward_needs_a_view_of_is_named(backend: str) -> None:
+    """Not as a write to the base of a view that a no_grad block has made: the program has no such block."""
+
+    def another_part_of_it(x: torch.Tensor) -> torch.Tensor:
+        largest, result = x.logsumexp(0), x.repeat_interleave(2)
+        largest.expand(2)[1].add_(1)
+        return result
+
+    def its_shape(x: torch.Tensor) -> torch.Tensor:
+        filled = x.index_fill(0, torch.tensor([1]), -1.5)
+        product = torch.kron(x, filled.flatten()[:2])
+        filled.unsqueeze_(-1)
+        return product
+
+    for function in (another_part_of_it, its_shape):
+        x, y = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+        function(x).sum().backward()
+        try:
+            fusewright.compile(function, backend=backend)(y).sum().backward()
+        except RuntimeError as error:
+            assert "needed for gradient computation has been modified" in str(error)
+        else:
+            assert same([x.grad], [y.grad])

@@ -169,3 +169,10 @@ def test_a_range_with_one_multiple_is_that() -> None:
     s = env.create("s0", 2, None)
     assert env.guard(Relation("==", s % 2, 0)) and env.guard(Relation("==", s // 2, 1))
     assert env.simplify(s) == 2
+
+
+def test_a_size_of_two_or_more_and_less_than_three_is_two() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 2, None)
+    assert env.guard(Relation("!=", s, 1)) and env.guard(Relation("<", s - 1, 2)) and env.assumed == {s}
+    assert (env.settled(s), env.settled(s - 1), env.simplify(s - 1)) == (2, 1, s - 1)

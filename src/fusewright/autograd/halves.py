@@ -177,8 +177,12 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
     """Keeps on the context of an autograd function what the backward of `group` needs."""
     inputs, results = call.inputs, call.results
     saved = [inputs[place] if place >= 0 else results[~place] for place in group.saved]
-    if group.foreign:  # an alias without history: nodes that hold each other's outputs would never be freed
-        saved = [value.detach() if ~place in group.foreign else value for place, value in zip(group.saved, saved)]
+    # An alias without history: nodes that hold each other's outputs would never be freed; and of a view of an output
+    # PyTorch asks the history before it asks whether it was written to, and says that no_grad has made it.
+    saved = [
+        value.detach() if place < 0 and (~place in group.foreign or _is_view(value)) else value
+        for place, value in zip(group.saved, saved)
+    ]
     ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, call.lease
     ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
     ctx.layouts = [_layout(results[place], row_major) for place, row_major in zip(group.tangents, group.row_major)]
@@ -292,6 +296,10 @@ def _layout(tensor: torch.Tensor, row_major: bool) -> Layout:
     """How the gradient of an output is laid out: `Recorder.tangent` says the same."""
     stride = torch.empty(tensor.shape, device="meta").stride() if row_major else tensor.stride()
     return tensor.shape, stride, tensor.dtype, tensor.device
+
+
+def _is_view(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value._is_view()
 
 
 def _stored(value: Any) -> Layout | None:

@@ -264,6 +264,8 @@ def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
             found[symbol] = constants[source]  # type: ignore[assignment]
         else:
             return None
+    if any(old.settled(symbol) not in (symbol, old.simplify(symbol), size) for symbol, size in found.items()):
+        return None  # with what it was taken to be at least, its guards left one size, which its code has as a number
     unproven = old.assumed | old.shown
     small = any(isinstance(size, int) and 0 <= size < 2 and symbol in unproven for symbol, size in found.items())
     return found if small else None

@@ -343,13 +343,15 @@ class ShapeEnv:
         """`d` as it is for all sizes that the guards admit: with the learnt equalities and bounds, and the assumed
         symbols 2 or more (the smaller of such a size and 1 is 1, which broadcasts)."""
         simple = self.simplify(d)
-        free = frozenset() if isinstance(simple, (int, Symbol)) else free_symbols(simple)
+        free = frozenset() if isinstance(simple, int) else free_symbols(simple)
         bounded, _ = self.larger(free & self.assumed)
         bounded |= {s: self._narrow[s] for s in free - bounded.keys() if s in self._narrow}
         if not bounded:
             return simple
         back: dict[Expr, Dim] = {new: old for old, new in bounded.items() if isinstance(new, Expr)}
-        return substitute(substitute(simple, bounded), back)
+        found = substitute(simple, bounded)
+        low, high = bounds(found)
+        return substitute(found, back) if low is None or low != high else low
 
     def range_of(self, s: Symbol) -> tuple[int | None, int | None]:
         """(least, most) that the symbol's own range and the learnt facts leave it."""
