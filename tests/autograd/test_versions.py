@@ -247,3 +247,22 @@ def test_a_write_to_what_the_backward_needs_a_view_of_is_named(backend: str) -> 
             assert "needed for gradient computation has been modified" in str(error)
         else:
             assert same([x.grad], [y.grad])
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_gradients_of_gradients_beside_an_argument_without_a_version(backend: str) -> None:
+    """Once an inference tensor, now a plain one: PyTorch gives it no version counter."""
+    with torch.inference_mode():
+        b = torch.ones(3)
+    b.data = torch.full((3,), 2.0)
+    assert not b.is_inference()
+    x = torch.arange(1.0, 4.0, requires_grad=True)
+
+    def program(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (x * x * x).sin() + b
+
+    found = []
+    for function in (program, fusewright.compile(program, backend=backend)):
+        (once,) = torch.autograd.grad(function(x, b).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(once.sum(), x)[0])
+    torch.testing.assert_close(*found)

@@ -205,3 +205,47 @@ def test_a_read_makes_no_dictionary(kind: type) -> None:
             ours.v = theirs.v = value
         assert str(compiled(torch.ones(1), ours)) == str(program(torch.ones(1), theirs))
         assert len(ours.__reduce__()) == len(theirs.__reduce__())
+
+
+class Bare:
+    __slots__ = ("slot",)
+    __qualname__ = "Bare"
+    plain = 3
+
+    def __del__(self) -> None:
+        pass
+
+
+Pair = collections.namedtuple("Pair", "a b")
+NAMES = (
+    "slot", "plain", "later", "nothing", "__init__", "__slots__", "__del__", "__doc__", "__module__", "__hash__", "real",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [Bare, lambda: Pair(1, 2), lambda: 3], ids=["slots", "tuple", "int"])
+def test_what_an_object_without_a_dictionary_says(made: Callable[[], Any]) -> None:
+    def program(x: torch.Tensor, given: Any, name: str, change: str) -> list[str]:
+        one = made() if given is None else given
+        said = []
+        try:
+            if change == "store":
+                one.__class__.later = sorted
+            if change == "delete":
+                del one.__class__.later
+        except TypeError as error:
+            said.append(str(error))
+        for tried in (lambda: delattr(one, name), lambda: setattr(one, name, 3), lambda: delattr(one, name)):
+            try:
+                tried()
+            except (AttributeError, TypeError) as error:
+                said.append(str(error))
+        return said
+
+    def run(function: Callable[..., Any], name: str, inside: bool) -> list[Any]:
+        given = None if inside else made()
+        return [function(torch.ones(2), given, name, change) for change in ("store", "", "delete", "")]
+
+    for name in NAMES:
+        for inside in (True, False):
+            compiled = fusewright.compile(program, backend="eager")
+            assert run(compiled, name, inside) == run(program, name, inside), (name, inside)

@@ -10,7 +10,7 @@ saved is freed with its last use unless the graph is kept, and a write to it in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -310,8 +310,12 @@ def _versions(inputs: tuple[Any, ...]) -> list[int]:
     """How often each input tensor has been written to (inference tensors do not count)."""
     try:
         return [value._version for value in inputs if isinstance(value, torch.Tensor)]
-    except RuntimeError:  # an inference tensor has none
-        return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+    except RuntimeError:  # an inference tensor has none, nor has one that was until `.data =` gave it another's
+        counts = []
+        for value in inputs:
+            with suppress(RuntimeError):
+                counts += [value._version] if isinstance(value, torch.Tensor) else []
+        return counts
 
 
 def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:

@@ -112,7 +112,10 @@ def _stops_a_checkpoint(error: Exception) -> bool:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version  # inference tensors do not count
+    try:
+        return tensor._version
+    except RuntimeError:  # inference tensors do not count, nor does one that was until `.data =` gave it another's
+        return -1
 
 
 def has_checks(graph: torch.fx.Graph) -> bool:

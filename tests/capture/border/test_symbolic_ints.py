@@ -282,3 +282,16 @@ def test_the_text_of_a_container_that_holds_itself(capsys: pytest.CaptureFixture
                 named["n"] = listed[0] = number
                 ours = compiled(torch.ones(1), show, inside)[0], capsys.readouterr().out
                 assert ours == (program(torch.ones(1), show, inside)[0], capsys.readouterr().out)
+
+
+def test_what_holds_itself_often_is_compared_at_once() -> None:
+    """What is looked for in it is looked for once in each container, not once on each way to it."""
+    listed: list[Any] = [1]
+    listed += [listed] * 40
+
+    def program(x: torch.Tensor, n: int) -> Any:
+        return max(listed, listed) is listed, listed <= listed, listed == [n], [n, listed] == [n, listed], x * n
+
+    compiled = fusewright.compile(program, dynamic=True)
+    for n in (2, 3):
+        assert compiled(torch.ones(1), n)[0] is True

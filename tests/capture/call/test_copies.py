@@ -141,3 +141,34 @@ def test_which_object_a_copy_is(name: str, copier: Callable[[Any], Any]) -> None
     both(program, lambda: (None, False))
     both(program, lambda: (None, True))
     both(program, lambda: (make(), False))
+
+
+class Listed(list[Any]):
+    pass
+
+
+class Dictionary(dict[Any, Any]):
+    pass
+
+
+HELD = (
+    "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "items", "append", "keys",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("name", HELD)
+def test_what_an_object_holds_under_a_name_that_a_copy_asks_for(name: str, copier: Callable[[Any], Any]) -> None:
+    def program(x: torch.Tensor, one: Any) -> Any:
+        try:
+            made = copier(one)
+        except TypeError as error:
+            return str(error)
+        contents = list(made) if isinstance(made, (list, dict)) else ()
+        return type(made), contents, vars(made) if hasattr(made, "__dict__") else made
+
+    for value in (3, lambda *given: (Held, (2,))):
+        for make in (lambda: Held(1), lambda: Listed([1]), lambda: Dictionary(a=1)):
+            made = make()
+            vars(made)[name] = value
+            both(program, lambda: (made,))

@@ -42,7 +42,7 @@ from fusewright.capture.border.values.symbolic import (
     SYMBOLIC,
     concrete,
     concrete_inside,
-    is_concrete,
+    holds_symbols,
     is_open,
     stays_symbolic,
 )
@@ -258,7 +258,7 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
         if isinstance(other, torch.Tensor) or type(other) in PLAIN:
             return world.torch_call(row.function, (left, right), {})
     if left_type in CONTAINERS and right_type in CONTAINERS:
-        if left_type is right_type and left_type in (list, tuple) and not (is_concrete(left) and is_concrete(right)):
+        if left_type is right_type and left_type in (list, tuple) and (holds_symbols(left) or holds_symbols(right)):
             return _compare_elements(world, op, left, right)
         return native(row.function, concrete_inside(for_native(world, left)), concrete_inside(for_native(world, right)))
     if (numbers := plain_numbers(world, (row.name, row.reflected, row.inplace), left, right)) is not None:

@@ -22,7 +22,7 @@ from fusewright.capture.border.effects import Effects, stamp
 from fusewright.capture.border.native import is_library, native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
-from fusewright.capture.border.values.symbolic import concrete, concrete_inside, is_concrete
+from fusewright.capture.border.values.symbolic import concrete, concrete_inside, holds_symbols
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import FunctionSource
 
@@ -52,7 +52,7 @@ def call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     values = (*args, *kwargs.values())
     known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
     # A body that is interpreted may keep a size in a tuple symbolic; a cache asks for its hash.
-    asked = is_concrete(values) and all(
+    asked = not holds_symbols(values) and all(
         fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)
     )
     if not library and not isinstance(body, types.FunctionType):

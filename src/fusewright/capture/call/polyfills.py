@@ -59,6 +59,8 @@ _ASKED = ("__reduce_ex__", "__reduce__", "__getstate__")
 """What a copy asks the object for, behind `__deepcopy__`; then the new one, for `__setstate__` and `__dict__`."""
 _OF_CONTENTS = ("__iter__", "__len__", "append", "items", "__setitem__")
 """What a copy calls for the elements of a container of a class of the program's."""
+_BY_NAME = ("__reduce_ex__", "__getstate__", "__deepcopy__")
+"""What a copy takes of the object itself, not of its class; so it does `items` of a dict and `append` of a list."""
 _CALLED = (set, collections.OrderedDict, collections.defaultdict)
 """A copy of these is made by a call of the class."""
 
@@ -255,6 +257,9 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         set.update(made, [convert(element) for element in set.__iter__(value)])
     if classes.has_dict(kind):
         attributes = world.materialise(tracer.call(object.__getattribute__, (value, "__dict__")))
+        contents = ("items",) if isinstance(value, dict) else ("append",) if isinstance(value, list) else ()
+        if not asks and any(name in attributes for name in (*_BY_NAME, *contents)):
+            raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__} that holds what a copy asks it for")
         if attributes:
             attributes = convert(attributes)  # before the new object is asked for anything
         if asks and attributes:

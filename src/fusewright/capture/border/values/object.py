@@ -390,12 +390,12 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
             world.effects.store_slot(obj, name, value)
             return
         raise GraphBreak("opaque-object", f"a store to {kind.__qualname__}.{name}, which is written in C")
-    if not raw:
+    if not raw and _as_its_class_is(kind, name, found):
         native(object.__setattr__, obj, name, value)
         return
     namespace = instance_dict(world, obj)
     if namespace is None:
-        raise refusal(world, lambda probe: setattr(probe, name, None), object(), obj)
+        raise refusal(world, lambda probe: setattr(probe, name, None), _bare(name, found), obj)
     if type(namespace) is OutsideDict:
         namespace.store(name, value)
     else:  # its shadow has taken over
@@ -437,6 +437,18 @@ def probe(kind: type) -> object:
     return _Inline() if kind.__flags__ & _INLINE_VALUES else Exception()
 
 
+def _as_its_class_is(kind: type, name: str, found: object) -> bool:
+    """Whether an object made inside may be asked to change, though this frame's stores to its class are held back."""
+    return classes.has_dict(kind) or found is classes.lookup(kind, name)
+
+
+def _bare(name: str, found: object) -> object:
+    """An object without a dictionary, whose class has the attribute too where `found` is not MISSING."""
+    if found is MISSING or name in vars(object):
+        return object()
+    return type("_Probe", (), {name: lambda self: None, "__slots__": ()})()
+
+
 def delattr_object(world: World, obj: object, name: str) -> None:
     """`del obj.name`."""
     custom = classes.python_method(world, type(obj), "__delattr__")
@@ -469,12 +481,13 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
                 raise refusal(world, lambda probe: delattr(probe, name), slotted, obj) from None
             world.effects.store_slot(obj, name, DELETED)
             return
-    if not _is_outside(world, obj):
+    if not _is_outside(world, obj) and _as_its_class_is(kind, name, found):
         native(object.__delattr__, obj, name)
         return
     namespace = instance_dict(world, obj)
     if namespace is None or read_namespace(namespace, name) is MISSING:
-        raise refusal(world, lambda probe: delattr(probe, name), object() if namespace is None else probe(kind), obj)
+        asked = _bare(name, found) if namespace is None else probe(kind)
+        raise refusal(world, lambda probe: delattr(probe, name), asked, obj)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:

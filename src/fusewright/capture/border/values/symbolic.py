@@ -49,7 +49,7 @@ def _concrete(value: Any, made: dict[int, Any]) -> Any:
     kind = type(value)
     if kind in SYMBOLIC:
         return SYMBOLIC[kind](value)
-    if kind not in _CONTAINERS or not _holds_symbols(value):
+    if kind not in _CONTAINERS or not holds_symbols(value):
         return value
     if id(value) in made:
         return made[id(value)]
@@ -72,8 +72,8 @@ def _concrete(value: Any, made: dict[int, Any]) -> Any:
 _CONTAINERS = (list, tuple, dict, set, torch.Size)
 
 
-def _holds_symbols(container: Any) -> bool:
-    """Whether a symbolic number is in a builtin container, or in one in it."""
+def holds_symbols(container: Any) -> bool:
+    """Whether a symbolic number is in a builtin container, or in one in it. One may hold itself, and often."""
     pending, seen = [container], {id(container)}
     for part in pending:
         for element in part.values() if type(part) is dict else part:
@@ -83,14 +83,6 @@ def _holds_symbols(container: Any) -> bool:
                 seen.add(id(element))
                 pending.append(element)
     return False
-
-
-def is_concrete(values: Any, depth: int = 0) -> bool:
-    """Whether no element of a sequence, or of one in it, is symbolic."""
-    return depth > 8 or all(
-        type(value) not in SYMBOLIC and (type(value) not in (list, tuple, torch.Size) or is_concrete(value, depth + 1))
-        for value in values
-    )
 
 
 def stays_symbolic(op: str, left: Any, right: Any) -> bool:
