@@ -345,6 +345,24 @@ def test_what_is_saved_of_an_argument_with_gaps_that_is_written_to(name: str, dy
         torch.testing.assert_close(found[1], found[0])
 
 
+def test_what_is_saved_of_rows_that_are_known_to_lie_apart_while_their_length_varies() -> None:
+    """A guard says that they are no longer than the step, which is a number."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x[0] = y
+        return nn.functional.cosine_similarity(torch.tensor(2), x)
+
+    compiled, found = fusewright.compile(f), []
+    for function in (f, compiled):
+        function(torch.arange(1.0, 10.0).reshape(3, 3), torch.tensor(1.0))
+        for rows, columns in ((8, 5), (6, 4), (8, 6)):
+            x, y = torch.arange(float(rows * columns)).reshape(rows, columns)[::2], torch.tensor(3.0, requires_grad=True)
+            result = function(x, y * 1)
+            result.backward(torch.arange(float(len(x))) + 1)
+            found.append((result.detach(), x, y.grad))
+    torch.testing.assert_close(found[3:], found[:3])
+
+
 @pytest.mark.parametrize("name", WRITES)
 def test_gradients_of_gradients_through_an_argument_that_was_written_to(name: str) -> None:
     """The recorded operators would run on what the call has left there: right, or an error."""

@@ -162,7 +162,7 @@ def _may_have_gaps(node: Node) -> bool:
     type says (loops/lower/driver.py), and the backward would not find what was saved."""
     node = _shown(node)
     kind = node.meta.get("type")
-    if node.op == "placeholder" or not isinstance(kind, TensorType) or not symbols_in(kind.stride):
+    if node.op == "placeholder" or not isinstance(kind, TensorType) or not symbols_in((*kind.shape, *kind.stride)):
         return False
     try:
         return not is_dense(kind)
