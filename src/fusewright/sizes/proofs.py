@@ -69,7 +69,10 @@ class View:
                 upper = substitute(symbol.upper, self.mapping)
                 if upper is not symbol.upper:
                     mapping[symbol] = new_symbol(symbol.name, symbol.lower, upper)
-        return substitute(d, mapping)
+        try:
+            return substitute(d, mapping)
+        except ZeroDivisionError:  # by a size that is 0 where the facts hold: as it is, it is as true
+            return d
 
     def learn(self, fact: Dim) -> list[Dim]:
         """Writes the fact into a symbol; gives what is left to be said."""

@@ -193,7 +193,7 @@ def nll_loss_backward(
     points = (*axes[:dim], *axes[dim + 1 :])
     dtype = ex.compute_dtype(self.dtype)
     low.keep_if_expensive(target)
-    t = low.read(target, points if target.ndim else ())
+    t = low.read(target, points if target.ndim else (), torch.int64)
     number = ir.index_value(axes[dim])
     hit = ex.both(ex.eq(t, number), ex.ne(t, ignore_index))
     g = low.read(grad_output, points if reduction == NONE and grad_output.ndim else (), dtype)
