@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.fx
 
+from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.graph.nodes import leaves
 from fusewright.record.traced_tensor import TracedTensor

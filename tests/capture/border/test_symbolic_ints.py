@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import collections
+import datetime
+import decimal
+import fractions
 import functools
 import math
 import operator
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -295,3 +299,21 @@ def test_what_holds_itself_often_is_compared_at_once() -> None:
     compiled = fusewright.compile(program, dynamic=True)
     for n in (2, 3):
         assert compiled(torch.ones(1), n)[0] is True
+
+
+KEEPING: dict[str, Callable[[int], Any]] = {
+    "fraction": lambda n: fractions.Fraction(n), "of two": lambda n: fractions.Fraction(n, 7),
+    "sum": lambda n: fractions.Fraction(1, 3) + n, "product": lambda n: n * fractions.Fraction(1, 3),
+    "limited": lambda n: fractions.Fraction(355, 113).limit_denominator(n), "number": lambda n: uuid.UUID(int=n),
+    "date": lambda n: datetime.date(2000, 1, n), "decimal": lambda n: decimal.Decimal(n) / 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_leaves_as_it_is_holds_the_number_of_its_call(name: str, dynamic: bool | None) -> None:
+    program = KEEPING[name]
+    compiled = fusewright.compile(program, dynamic=dynamic)
+    for n in (2, 3, 4, 5, 20):
+        assert compiled(n) == program(n)
+        assert repr(compiled(n)) == repr(program(n))

@@ -27,6 +27,7 @@ from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import cls as classes, function as functions
+from fusewright.capture.border.values.constant import CARRIED_TYPES
 from fusewright.capture.border.values.dict import OutsideDict, read_namespace
 from fusewright.capture.border.values.memory import Address
 from fusewright.capture.border.values.symbolic import concrete
@@ -371,6 +372,8 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
         return
     if name == "__context__":
         world.tracer.open_contexts.pop(id(obj), None)
+    if kind in CARRIED_TYPES:  # what leaves the call is this very object: it holds numbers, which are guarded
+        value = concrete(value)
     found = classes.guarded_lookup(world, kind, name)
     raw = _is_outside(world, obj)
     if found is not MISSING and is_data_descriptor(world, found):
