@@ -598,3 +598,26 @@ def test_an_empty_vector_is_joined_to_tensors_of_any_rank(dynamic: bool | None) 
             x, y = torch.randn(first), torch.randn(second)
             torch.testing.assert_close(compiled(x, y), joined(x, y), check_stride=True)
     assert not [event for event in events if isinstance(event, InternalError)]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_divisor_that_the_facts_of_a_view_make_0(trains: bool) -> None:
+    """Facts that no call meets say so; nothing else is shown from them."""
+    events: list[Event] = []
+    compiled = fusewright.compile(f := lambda x, y: (y.reshape(x.shape[1], -1).atan2(y), x.reciprocal()), dynamic=True)
+    with STREAM.listening(events.append):
+        for rows in (6, 8):
+            x, y = torch.rand(rows, 3, requires_grad=trains)[::2], torch.rand(3, 3, requires_grad=trains)
+            torch.testing.assert_close(compiled(x, y), f(x, y))
+    assert not [event for event in events if isinstance(event, InternalError)]
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3,)])
+def test_the_gradient_of_a_loss_over_classes_as_bytes(shape: tuple[int, ...]) -> None:
+    scores, classes = torch.rand(shape, requires_grad=True), torch.ones(shape[:-1], dtype=torch.uint8)
+    events: list[Event] = []
+    compiled = fusewright.compile(functional.cross_entropy)
+    with STREAM.listening(events.append):
+        (got,) = torch.autograd.grad(compiled(scores, classes), scores)
+    torch.testing.assert_close(got, torch.autograd.grad(functional.cross_entropy(scores, classes), scores)[0])
+    assert not [event for event in events if isinstance(event, InternalError)]
