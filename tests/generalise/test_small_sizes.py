@@ -357,7 +357,7 @@ def test_no_index_is_tried_where_a_loop_is_empty(name: str, step: Callable[..., 
     stream(function, [(torch.randn(shape),) for shape in shapes if 0 not in shape[:1] or name != "of columns"])
 
 
-def few_rows(x: torch.Tensor) -> Any:
+def two_ways(x: torch.Tensor) -> Any:
     return (x.reshape(-1) * 2, (x + 1).sum(0)) if x.shape[0] < 3 else x * 2
 
 
@@ -371,4 +371,4 @@ def test_a_size_that_guards_leave_two_or_one_less_of() -> None:
 
     shapes = (torch.randn(2, 2, 3)[1], torch.randn(2, 1, dtype=torch.float16), torch.randn(2, 5), torch.randn(2, 1))
     stream(by_differences, [(x,) for x in shapes])
-    stream(few_rows, rows(2, 1, 0, 2, 3, 1), dynamic=True)
+    stream(two_ways, rows(2, 1, 0, 2, 3, 1), dynamic=True)

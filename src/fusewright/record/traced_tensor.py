@@ -203,8 +203,12 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often it was written to; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+    """How often it was written to; inference tensors do not count, nor does one that was until `.data =` gave it
+    another's."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0
 
 
 def with_history(traced: TracedTensor) -> TracedTensor:
