@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fusewright.codegen.analysis import analyse
-from fusewright.codegen.llvm import online, prefetch, strategy
+from fusewright.codegen.llvm import online, parts, prefetch, strategy
 from fusewright.codegen.llvm.module import host_target
 from fusewright.codegen.llvm.strategy import choose
 from fusewright.schedule.plan import Plan
@@ -68,8 +68,11 @@ COLUMNS: dict[str, Function] = {
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", COLUMNS)
-def test_wide_tiles(name: str, dtype: torch.dtype, processor: str, small_is_large: None) -> None:
-    for rows, columns in ((45, 515), (3, 256), (24, 1024)):
+def test_wide_tiles(
+    name: str, dtype: torch.dtype, processor: str, small_is_large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rows, columns, part in ((45, 515, 64), (3, 256, 64), (24, 1024, 64), (45, 515, 8), (96, 256, 8), (585, 70, 8)):
+        monkeypatch.setattr(parts, "PART", part)
         torch.manual_seed(rows)
         x = torch.randn(rows, columns).to(dtype)
         x[rows // 2, 7] = math.nan

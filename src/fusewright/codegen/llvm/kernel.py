@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from fusewright.codegen.analysis import Shape, StageView, analyse, reductions_of, scans_of, values_of
-from fusewright.codegen.llvm import online, row_memory, staging
+from fusewright.codegen.llvm import online, parts, row_memory, staging
 from fusewright.codegen.llvm.cost import grain_of
 from fusewright.codegen.llvm.emit import reductions, scans
 from fusewright.codegen.llvm.emit.builder import Block, Cursor, FunctionBuilder, Scope, Value
@@ -376,7 +376,9 @@ class KernelEmitter:
             after = self.side_by_side(view, inside, groups, ordered=True, masked=False)
             return [value for group in after for value in group]
 
-        results = self.loops.nest(contexts, view.axes, [value for start in starts for value in start], body)
+        carried = [value for start in starts for value in start]
+        loops = parts.Parts(self.loops, parts.in_registers(b, view))
+        results = loops.nest(contexts, view.axes, parts.strides(view, view.axes), carried, body)
         at = 0
         for ctx, count in zip(contexts, counts):
             self._bind_results(
@@ -396,19 +398,24 @@ class KernelEmitter:
         def vector_body(inside: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
             return self.side_by_side(view, inside, groups, ordered)
 
-        def body(inside: list[Context], values: list[Value]) -> list[Value]:
+        def vectors(
+            inside: list[Context], first: Value | None, length: Dim | Value, values: list[Value]
+        ) -> list[Value]:
             groups = [list(values[k * len(start) : (k + 1) * len(start)]) for k in range(copies)]
-            length: int | Value
-            if isinstance(axis.extent, int):
-                length = axis.extent
-            else:
-                length = self.indexer.scalar(inside[0].uniform, axis.extent)
+            if not isinstance(length, (int, Value)):
+                length = self.indexer.scalar(inside[0].uniform, length)
             no_tail = sizes.is_multiple(axis.extent, strategy.lanes)
-            strip = Strip(axis.symbol, b.const(0, "i64"), length, strategy.lanes, copies, no_tail)
+            strip = Strip(axis.symbol, first or b.const(0, "i64"), length, strategy.lanes, copies, no_tail)
             groups = self.loops.vectors(inside[0], strip, groups, vector_body)
             return [value for group in groups for value in group]
 
-        results = self.loops.nest([context], others, carried, body)
+        loops = parts.Parts(self.loops, parts.in_registers(b, view))
+        plan = parts.strides(view, [*others, axis], strategy.lanes * copies)
+
+        def body(inside: list[Context], values: list[Value]) -> list[Value]:
+            return loops.along(inside, axis, plan[-1], values, vectors)
+
+        results = loops.nest([context], others, plan, carried, body)
         groups = [results[k * len(start) : (k + 1) * len(start)] for k in range(copies)]
         self._bind_results(view, context, groups, lambda reduce, state: reductions.across(b, reduce, state))
 

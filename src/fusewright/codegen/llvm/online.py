@@ -185,8 +185,9 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
             b.emit(f"  store {higher.typed}, ptr {top_of(here)}, align 4")
         emitter.enter_stage(second)
         emitter.evaluator.ahead = dict.fromkeys(loads, CHUNK)
-        groups = loops.vectors(here, replace(strip, copies=len(sums)), [[value] for value in sums], step)
-        return [higher, *(group[0] for group in groups)]
+        groups = loops.vectors(here, replace(strip, copies=len(sums)), [[nothing]] * len(sums), step)
+        b.scope = here.here
+        return [higher, *(b.op("fadd", before, group[0]) for before, group in zip(sums, groups))]
 
     def lift(inside: list[Context], _: list[Value]) -> list[Value]:
         """What was kept of a chunk below an older maximum is scaled as its sum was."""

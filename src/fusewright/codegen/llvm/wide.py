@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING
 
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import StageView, reductions_of
+from fusewright.codegen.llvm import parts
 from fusewright.codegen.llvm.emit import reductions
 from fusewright.codegen.llvm.emit.builder import Value
 from fusewright.codegen.llvm.emit.context import Context
-from fusewright.codegen.llvm.emit.loops import Strip, Turns
+from fusewright.codegen.llvm.emit.loops import Body, Strip, Turns
 from fusewright.codegen.llvm.emit.memory import Memory
 from fusewright.codegen.llvm.emit.types import TYPE_BITS
 from fusewright.loops.ir import Axis
 from fusewright.schedule.plan import Define, Reduce
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim
 
 if TYPE_CHECKING:
     from fusewright.codegen.llvm.emitter import KernelEmitter
@@ -82,27 +85,77 @@ class WideTile:
             self._columns(context, lambda contexts: self._pointwise(view, later, contexts))
         else:
             rows, others = view.axes[-1], view.axes[:-1]
+            plan = parts.strides(view, view.axes)
 
-            def passes(inside: list[Context], _: list[Value]) -> list[Value]:
-                self._rows(inside[0], view, rows, kept)
+            def part(inside: list[Context], _: list[Value], run: Body) -> list[Value]:
+                self._part(inside[0], view, kept, lambda: run(inside, []))
                 return []
 
-            emitter.loops.nest([context], others, [], passes)
+            def passes(
+                inside: list[Context], start: Value | None, length: Dim | Value, _: list[Value]
+            ) -> list[Value]:
+                self._rows(inside[0], view, rows, kept, start, length)
+                return []
+
+            def along(inside: list[Context], _: list[Value]) -> list[Value]:
+                return loops.along(inside, rows, plan[-1], [], passes)
+
+            loops = parts.Parts(emitter.loops, part)
+            loops.nest([context], others, plan, [], along)
         self.kept |= {reduce.local: entry for reduce, entry in zip(reduces, kept)}
 
-    def _rows(self, context: Context, view: StageView, rows: Axis, kept: list[_Kept]) -> None:
-        extent = rows.extent
-        assert isinstance(extent, int)
+    def _part(self, context: Context, view: StageView, kept: list[_Kept], run: Callable[[], object]) -> None:
+        """`run` with accumulators of its own for sums, which are then added to those around it."""
+        b, around, sums = self.b, list(kept), [reduce for reduce in parts.sums_of(view) if reduce is not None]
+        position = self.emitter.position_type(view)
+        changed = [k for k, entry in enumerate(around) if entry.reduce in sums]
+        for k in changed:
+            reduce = around[k].reduce
+            assert reduce is not None
+            kept[k] = self._reserve("", reductions.initial(reduce, position), reduce)
+        own = [kept[k] for k in changed]
+        self._columns(context, lambda contexts: self._start(view, own, contexts))
+        run()
+
+        def add(contexts: list[Context]) -> None:
+            for ctx in contexts:
+                for outer, inner in zip((around[k] for k in changed), own):
+                    before, more = ([self._load(ctx, place) for place in entry.parts] for entry in (outer, inner))
+                    b.scope = ctx.here
+                    for place, old, new in zip(outer.parts, before, more):
+                        self._store(ctx, place, b.op("fadd", old, new))
+
+        self._columns(context, add)
+        kept[:] = around
+
+    def _rows(
+        self, context: Context, view: StageView, rows: Axis, kept: list[_Kept],
+        start: Value | None, length: Dim | Value,
+    ) -> None:  # fmt: skip
+        """`length` rows from `start` (None: from 0), `ROWS` in a pass and then one."""
+        b, loops = self.b, self.emitter.loops
         together = ROWS if kept else 1
-        whole = extent - extent % together
-        for first, last, count in ((0, whole, together), (whole, extent, 1)):
+        first: Dim | Value
+        middle: Dim | Value
+        last: Dim | Value
+        if start is None:
+            assert isinstance(length, int)
+            first, middle, last = 0, length - length % together, length
+        else:
+            saved, b.scope = b.scope, context.here
+            amount = length if isinstance(length, Value) else b.const(int(length), "i64")  # type: ignore[arg-type]
+            first, last = start, b.op("add nsw", start, amount)
+            middle = b.op("add nsw", start, b.op("and", amount, b.const(-together, "i64")))
+            b.scope = saved
+        passes = [(first, middle, together), (middle, last, 1)]
+        for begin, end, count in passes[: 1 if sizes.is_multiple(rows.extent, together) else 2]:
 
             def turn(inside: list[Context], _: list[Value], count: int = count) -> list[Value]:
                 at = len(inside[0].chain) - 1
                 self._columns(inside[0], lambda contexts: self._pass(view, rows, kept, at, count, contexts))
                 return []
 
-            self.emitter.loops.counted([context], Turns(rows.symbol, first, last, count), [], turn)
+            loops.counted([context], Turns(rows.symbol, begin, end, count), [], turn)
 
     def _pass(
         self, view: StageView, rows: Axis, kept: list[_Kept], at: int, count: int, contexts: list[Context]
