@@ -40,3 +40,13 @@ def test_in_order(made: str, scan: str, dynamic: bool) -> None:
     for shape in ((3, 1), (8, 1), (17, 2), (40, 3)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+def test_long_ones_are_rounded_once(name: str, dim: int) -> None:
+    """Eager accumulates float32 in float64."""
+    x = torch.rand(3000, 4000 if dim else 5, generator=torch.Generator().manual_seed(1)) * 2e-3 + 1
+    exact = getattr(x.double(), name)(dim).float()
+    with torch.no_grad():
+        torch.testing.assert_close(fusewright.compile(lambda x: getattr(x, name)(dim))(x), exact, rtol=1.2e-7, atol=0)

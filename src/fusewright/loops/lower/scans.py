@@ -64,7 +64,7 @@ def cumulative(call: Call, self: Value, dim: int, *, dtype: torch.dtype | None =
 
 @lowers("logcumsumexp")
 def logcumsumexp(call: Call, self: Value, dim: int) -> Value:
-    return run_along(call, self, dim, ex.compute_dtype(call.type.dtype), call.type)[0]
+    return run_along(call, self, dim, accumulation_dtype(call, call.type.dtype), call.type)[0]
 
 
 @lowers("cummax", "cummin")
