@@ -519,8 +519,9 @@ class ShapeEnv:
             del self._zero[zero]
             if isinstance(rewritten := _with(zero, unknown, value), Expr):
                 self._learn_equality(rewritten)
-        rewritten_too = (_with(other, unknown, value) for other in self._different if unknown in free_symbols(other))
-        self._different |= {other for other in rewritten_too if isinstance(other, Expr)}
+        for facts, add in ((self._different, self._different.update), (self._not_negative, self._not_negative.extend)):
+            rewritten_too = [_with(other, unknown, value) for other in facts if unknown in free_symbols(other)]
+            add(other for other in rewritten_too if isinstance(other, Expr))
 
 
 def _with(fact: Dim, unknown: Symbol, value: Dim) -> Dim | None:
