@@ -689,6 +689,25 @@ def infinite_factors_of_what_nothing_depends_on(compiled: Compiled) -> list[Any]
 
 
 @program
+def infinite_factors_in_views_of_any_size(compiled: Compiled) -> list[Any]:
+    results = []
+
+    def fn(a, state):
+        b = a.exp() - 1
+        unused = b.T.reshape(b.shape).log()
+        state.copy_(b.sum())
+        return b.T.sin(), unused
+
+    run = compiled(fn)
+    for rows, columns in ((3, 4), (5, 6), (2, 5)):
+        a, state = torch.zeros(rows, columns, requires_grad=True), torch.zeros(())
+        b, _ = run(a, state)
+        b.sum().backward()
+        results += [b, a.grad, state]
+    return results
+
+
+@program
 def views_in_place_of_what_was_written_in_place(compiled: Compiled) -> list[Any]:
     """`quantile` ends that way, too."""
     x, level = random(3, 4), torch.tensor([0.2, 0.7])

@@ -136,6 +136,38 @@ def test_fallback_random_gives_eagers_numbers() -> None:
     assert torch.equal(got, functional.dropout(x, 0.5))
 
 
+FILLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": functional.dropout,
+    "bernoulli": lambda x: torch.empty_like(x).bernoulli_(0.25),
+    "bernoulli of tensors": lambda x: torch.empty_like(x).bernoulli_(x.abs().clamp(0, 1)),
+    "uniform": lambda x: torch.empty_like(x).uniform_(-1, 2),
+    "normal": lambda x: torch.empty_like(x).normal_(1, 2),
+    "exponential": lambda x: torch.empty_like(x).exponential_(2),
+    "geometric": lambda x: torch.empty_like(x).geometric_(0.25),
+    "cauchy": lambda x: torch.empty_like(x).cauchy_(),
+    "log_normal": lambda x: torch.empty_like(x).log_normal_(),
+    "random": lambda x: torch.empty_like(x).random_(7),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", FILLS)
+def test_what_is_drawn_into_the_layout_of_a_view(name: str, dynamic: bool) -> None:
+    """What it is drawn into has a layout that a copy of it has otherwise: where a size is 1, say."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return FILLS[name](x.diagonal()), FILLS[name](x.transpose(0, 2))
+
+    compiled = fusewright.compile(function, fullgraph=True, dynamic=dynamic, options={"fallback_random": True})
+    for shape in ((5, 1, 4, 4), (2, 2, 4, 4), (1, 7, 1, 4)):
+        x = torch.randn(shape)[..., 1:-1]
+        torch.manual_seed(4)
+        got = compiled(x)
+        torch.manual_seed(4)
+        for ours, eagers in zip(got, function(x)):
+            assert torch.equal(ours, eagers) and ours.stride() == eagers.stride()
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_call_that_is_repeated_draws_once(training: bool, mode: Mode) -> None:

@@ -41,6 +41,34 @@ def test_of_what_is_not_dense(name: str, dynamic: bool | None) -> None:
             torch.testing.assert_close(one, other, check_stride=True, rtol=1e-4, atol=1e-4)
 
 
+WINDOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "every second": lambda x: x[::2], "columns": lambda x: x[..., 1:4], "both": lambda x: x[:, 1:, 1:4], "rows": lambda x: x[:, :2],
+    "turned": lambda x: x[:, :2, 1:4].transpose(0, 1), "turned inside": lambda x: x[1:, :3].mT, "channels": lambda x: x[..., 1:].permute(2, 0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_of_a_scatter_into_a_window(name: str, dynamic: bool, training: bool) -> None:
+    """Its copy has the gaps of the window, whatever the steps are: also where the program asks for them."""
+
+    def function(x: torch.Tensor) -> tuple[Any, ...]:
+        made = (x.slice_scatter(x[1:], 0, 1), x.select_scatter(x[0], 0, 1), x.diagonal_scatter(x.diagonal() * 2))
+        return *made, [(one.stride(), one.is_contiguous()) for one in made]
+
+    compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+    for shape in ((4, 3, 4), (5, 5, 6), (6, 7, 5)):
+        x, y = (WINDOWS[name](torch.rand(shape).fill_(0.5)).detach().requires_grad_(training) for _ in "xy")
+        ours, wanted = compiled(x), function(y)
+        assert ours[3] == wanted[3] == [(one.stride(), one.is_contiguous()) for one in wanted[:3]]
+        for one, other in zip(ours[:3], wanted[:3]):
+            torch.testing.assert_close(one, other, check_stride=True)
+        if training:
+            gradients = [torch.autograd.grad(sum(map(torch.sum, made[:3])), z)[0] for made, z in ((ours, x), (wanted, y))]
+            torch.testing.assert_close(*gradients)
+
+
 OF_ONE: dict[str, Callable[[torch.Tensor], Any]] = {
     "nothing padded": lambda x: F.pad(x, (0, 0)), "less": lambda x: F.pad(x, (-1, 0)), "hardshrink": F.hardshrink,
     "softshrink": F.softshrink, "prelu": lambda x: F.prelu(x, torch.ones(1)), "diag_embed": lambda x: x.diag_embed(1),

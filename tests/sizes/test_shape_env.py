@@ -50,6 +50,10 @@ def test_divisibility_is_learnt() -> None:
     assert env.known(Relation("==", (s // 8) * 8, s)) is True
     assert env.known(Relation("==", s, 20)) is False
     assert len(env.guards) == 1
+    t = env.create("s1", 3, None)
+    assert env.guard(Relation("==", (s + t) % 9, 0))
+    # One size has one form, by which loops of equal lengths know each other.
+    assert env.simplify(t * (s // 8) * 8) == t * s and env.simplify(((s + t) // 9) * 9) == s + t
 
 
 def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from fusewright.autograd.halves import Branch
 from fusewright.autograd.recompute import elements
 from fusewright.base.records import dataclass
-from fusewright.graph.builder import building_for, env_of
+from fusewright.graph.builder import building_for
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType
@@ -158,15 +158,14 @@ def without_branches(backward: torch.fx.Graph, tangents: int, missing: frozenset
     tangents of `missing` alone is zero, whatever it would have been multiplied by."""
     graph = copied(backward)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    env = env_of(graph)
     for node, read in _read_tangents(graph, placeholders[len(placeholders) - tangents :]).items():
         kind = node.meta.get("type")
         if node.op == "call_function" and read <= missing and isinstance(kind, TensorType) and not must_stay(node):
-            build = building_for(graph, node, env)
+            build = building_for(graph, node)
             with graph.inserting_before(node):
                 shape, options = list(kind.shape), {"dtype": kind.dtype, "device": kind.device}
-                made = build.call(torch.ops.aten.empty_strided.default, shape, list(kind.stride), **options)
-                node.replace_all_uses_with(build.call(torch.ops.aten.zeros_like.default, made))
+                made = build.node(torch.ops.aten.empty_strided.default, (shape, list(kind.stride)), options, kind)
+                node.replace_all_uses_with(build.node(torch.ops.aten.zeros_like.default, (made,), {}, kind))
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not must_stay(node):
             graph.erase_node(node)

@@ -476,18 +476,16 @@ class ShapeEnv:
         """difference == 0: solved for a symbol when one stands alone in it, or read as divisibility."""
         number = math.gcd(difference.constant, *(count for _, count in difference.terms))
         difference = split_factor(difference, number, lambda factor: False)[1]  # type: ignore[assignment]
-        if isinstance(difference, Mod) or (len(difference.terms) == 1 and difference.constant == 0):
-            atom = difference.terms[0][0][0]
-            if (
-                len(difference.terms[0][0]) == 1
-                and isinstance(atom, Mod)
-                and isinstance(atom.left, Symbol)
-                and isinstance(atom.right, int)
-            ):
-                known_divisor = self._divisors.get(atom.left, 1)
-                self._divisors[atom.left] = math.lcm(known_divisor, atom.right)
-                self._pin(atom.left)
-                return
+        if len(difference.terms) == 1 and difference.constant == 0:
+            (atom, *others), _ = difference.terms[0]
+            if not others and isinstance(atom, Mod) and isinstance(atom.right, int):
+                whole = atom.left // atom.right * atom.right - atom.left  # so that sizes have one form
+                if isinstance(whole, Expr):
+                    self._zero[whole] = greatest_term(whole)
+                if isinstance(atom.left, Symbol):
+                    self._divisors[atom.left] = math.lcm(self._divisors.get(atom.left, 1), atom.right)
+                    self._pin(atom.left)
+                    return
         alone = [
             (monomial[0], count)
             for monomial, count in difference.terms
@@ -521,8 +519,9 @@ class ShapeEnv:
             del self._zero[zero]
             if isinstance(rewritten := _with(zero, unknown, value), Expr):
                 self._learn_equality(rewritten)
-        rewritten_too = (_with(other, unknown, value) for other in self._different if unknown in free_symbols(other))
-        self._different |= {other for other in rewritten_too if isinstance(other, Expr)}
+        for facts, add in ((self._different, self._different.update), (self._not_negative, self._not_negative.extend)):
+            rewritten_too = [_with(other, unknown, value) for other in facts if unknown in free_symbols(other)]
+            add(other for other in rewritten_too if isinstance(other, Expr))
 
 
 def _with(fact: Dim, unknown: Symbol, value: Dim) -> Dim | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import fusewright
 from fusewright.loops.ir import Pointwise, Reduction
 from tests.loops.lower.checking import check
 
@@ -114,3 +115,16 @@ def test_softmax_gradients() -> None:
         return [torch.autograd.grad(x.softmax(1), x, g)[0], torch.autograd.grad(x.log_softmax(-1), x, g)[0]]
 
     check(gradient, X, torch.randn(3, 4, 5))
+
+
+def test_a_gradient_whose_size_is_written_otherwise() -> None:
+    """The gradient of `glu` has twice half the size, in a softmax's backward beside a tensor of that size."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch.nn.functional.glu(x.log_softmax(1).abs().sqrt()).square().sum().backward()
+        return x.grad  # type: ignore[return-value]
+
+    compiled = fusewright.compile(step, dynamic=True)
+    for shape in ((3, 4), (5, 6), (2, 18)):
+        x, y = (torch.linspace(-2, 2, shape[0] * shape[1]).reshape(shape).requires_grad_() for _ in "xy")
+        torch.testing.assert_close(compiled(x), step(y))

@@ -9,7 +9,7 @@ stored.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -36,6 +36,8 @@ from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType
 
 Shape = tuple[Dim, ...]
+Comparison = Callable[[Dim, Dim], bool | None]
+"""Whether a size is at most another; None where that is open."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,13 +176,13 @@ def strided_load(buffer: str, shape: Shape, stride: Sequence[Dim], offset: Dim, 
     return ir.load(buffer, flat_index(axis_symbols(shape), stride, offset), dtype)
 
 
-def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
+def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim], at_most: Comparison = known_le) -> bool:
     """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those
-    before."""
+    before. at_most: what is known of sizes."""
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
         dims.sort(key=lambda pair: (-pair[0], str(pair[1])))
-    return _can_be_stacked(dims, 1) or _is_dense(dims)
+    return _can_be_stacked(dims, (1,), at_most) or _is_dense(dims)
 
 
 def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
@@ -196,12 +198,15 @@ def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
     return True
 
 
-def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim) -> bool:
-    """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over `extent` and
-    those before it. Symbolic steps have no order of their own: another one is tried where the first does not lead to
-    the end."""
+def _can_be_stacked(dims: list[tuple[Dim, Dim]], extents: tuple[Dim, ...], at_most: Comparison) -> bool:
+    """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over one of the
+    `extents` of those before it: the least, and what guards speak of. Symbolic steps have no order of their own:
+    another one is tried where the first does not lead to the end."""
     return not dims or any(
-        known_le(extent, step) is True and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent)
+        any(at_most(extent, step) is True for extent in extents)
+        and _can_be_stacked(
+            dims[:at] + dims[at + 1 :], ((size - 1) * step + extents[0], size * step), at_most
+        )
         for at, (step, size) in reversed(list(enumerate(dims)))
     )
 

@@ -304,8 +304,8 @@ class _Functionaliser:
         copies: dict[torch.fx.Node, torch.fx.Node] = {}
         for target in targets:
             ref = self.refs[target]
-            copy = self.build.call(aten.clone.default, self._read(ref))
-            copy = self._conform(copy, ref.type)
+            # The copy itself is written to, not a view of it, which a pass may take away.
+            copy = self.build.call(aten.clone.default, self._conform(self._read(ref), ref.type))
             copy.meta["private"] = True
             copies[target] = copy
         args = self._arguments(node.args, copies)
