@@ -168,7 +168,8 @@ def readable(node: Any) -> bool:
 
 
 def _saved(node: Any) -> Iterator[Any]:
-    for name in _saved_names(type(node)):
+    kind: Any = type(node)
+    for name in _saved_names(kind):
         value = getattr(node, name)
         yield from value if isinstance(value, tuple) else (value,)
 
