@@ -290,6 +290,8 @@ PyObject *Call::execute(std::vector<int64_t> *nanoseconds) {
         BelowAutograd below(p.dispatches);
         if (!runner.run()) return nullptr;
     }
+    for (const OutputSpec &spec : p.outputs)
+        if (!runner.show(spec)) return nullptr;
     if (p.single) return runner.output(p.outputs[0]);
     Held results(PyTuple_New(static_cast<Py_ssize_t>(p.outputs.size())));
     for (size_t i = 0; results.get() != nullptr && i < p.outputs.size(); i++) {

@@ -337,6 +337,7 @@ class Runner {
     bool run();
     std::vector<int64_t> *nanoseconds = nullptr;  // takes what each step took (-1: it was skipped), if it is asked for
     const std::vector<std::string> *labels = nullptr;  // the steps' ranges in a profile, while one is made
+    bool show(const OutputSpec &spec);
     PyObject *output(const OutputSpec &spec);  // new reference or null
     // Gives back everything that the call left in the frame. GIL held.
     static void clean(const Program &program, Frame &frame);

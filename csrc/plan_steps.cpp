@@ -516,11 +516,22 @@ PyObject *Runner::values_tuple(int32_t first, int32_t n) {
     return tuple;
 }
 
+// Lets what nobody else can see be the tensor that a result is. Before other results are made, which may be views of it.
+bool Runner::show(const OutputSpec &spec) {
+    Handle view = nullptr;
+    if (spec.kind != OutputKind::PrivateView) return true;
+    if (torch.reinterpret(f.handles[spec.slot], spec.ndim, v + spec.sizes, v + spec.strides, v[spec.offset], &view) != 0)
+        return fail(torch_error("a view of an output"), PyExc_RuntimeError);
+    store(spec.slot, view, true, nullptr);
+    return true;
+}
+
 PyObject *Runner::output(const OutputSpec &spec) {
     switch (spec.kind) {
         case OutputKind::Value: return Py_NewRef(spec.value);
         case OutputKind::Size: return PyLong_FromLongLong(v[spec.offset]);
-        case OutputKind::Buffer: {
+        case OutputKind::Buffer:
+        case OutputKind::PrivateView: {
             if (f.owned[spec.slot] && f.objects[spec.slot] == nullptr && p.slots[spec.slot].kind != SlotKind::Input &&
                 p.slots[spec.slot].kind != SlotKind::Constant) {
                 // The common case: the handle is used up, which is cheaper than sharing it.
@@ -531,15 +542,6 @@ PyObject *Runner::output(const OutputSpec &spec) {
                 return Py_XNewRef(f.objects[spec.slot]);
             }
             return object(spec.slot);
-        }
-        case OutputKind::PrivateView: {
-            Handle view = nullptr;
-            if (torch.reinterpret(f.handles[spec.slot], spec.ndim, v + spec.sizes, v + spec.strides, v[spec.offset],
-                                  &view) != 0) {
-                fail(torch_error("a view of an output"), PyExc_RuntimeError);
-                return nullptr;
-            }
-            return wrap_and_delete(view);
         }
         case OutputKind::View: {
             PyObject *base = object(spec.slot);

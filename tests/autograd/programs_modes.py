@@ -357,6 +357,31 @@ def behind_a_view_in_no_grad_an_operator_has_no_gradient(compiled: Compiled) -> 
     return _raises_behind_a_view(compiled, lambda seen: torch.linalg.ldl_factor(seen.mT @ seen)[0])
 
 
+@program
+def behind_a_view_in_no_grad_what_was_saved_is_written_to(compiled: Compiled) -> list[Any]:
+    def written(seen: torch.Tensor) -> torch.Tensor:
+        saved = seen * 2
+        made = saved.sin()
+        saved.add_(1)
+        return made
+
+    def factor(seen: torch.Tensor) -> torch.Tensor:
+        leaf, saved = seen.detach().requires_grad_(), seen.detach() * 2
+        made = leaf * saved
+        saved.add_(1)
+        return made
+
+    def base_written(seen: torch.Tensor) -> torch.Tensor:
+        base = seen * 2
+        with torch.no_grad():
+            view = base[0]
+        made = view.sin()
+        base.zero_()
+        return made
+
+    return [_raises_behind_a_view(compiled, one) for one in (written, factor, base_written)]
+
+
 def _hooked_and_written(compiled: Compiled, give: Callable[[torch.Tensor], Any]) -> list[Any]:
     """What is written with its history has two gradients; a view that is written to without loses its hooks."""
 

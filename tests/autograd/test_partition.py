@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -81,6 +82,24 @@ def test_what_is_compared_with_its_own_extreme_is_not_computed_again(name: str, 
 
 def test_an_input_that_is_compared_with_its_extreme_is_compared_again() -> None:
     assert saved_by(lambda x: x.amax(1).exp(), torch.randn(64, 32, requires_grad=True))[0] <= 64 * (4 + 4 + 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("make", [functional.silu, functional.mish, lambda x: torch.logaddexp(x.sin(), x)])
+@pytest.mark.parametrize("reduce", [lambda y: y.var(0), lambda y: y.std((0, 2)), lambda y: (y - y.mean(0)) / 0, lambda y: y[0, 0, :1].var()])
+def test_one_element_less_its_mean_is_zero(
+    reduce: Callable[[torch.Tensor], torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    """The mean is computed again with what it is subtracted from, else infinity times a rounding would be no NaN."""
+    x = torch.randn(1, 32, 1, generator=torch.Generator().manual_seed(1), dtype=dtype).requires_grad_()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return reduce(make(x))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of no degrees of freedom
+        eager, found = (torch.autograd.grad(run(x).sum(), x)[0] for run in (f, fusewright.compile(f, fullgraph=True)))
+    torch.testing.assert_close(found, eager, equal_nan=True)
 
 
 def test_of_equal_cuts_the_one_that_computes_least_again() -> None:

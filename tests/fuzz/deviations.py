@@ -86,6 +86,8 @@ def equal_if(found: Difference, text: str, examine: Examine, pattern: str, other
 IN_RANGE = """
 def in_range(a):
     return a.nan_to_num(0.0, 9.0, -9.0).clamp(0, 99) if a.is_floating_point() else a
+def copied(a, b):
+    return a.copy_(b if a.is_floating_point() or a.is_complex() else in_range(b))
 """
 
 
@@ -97,9 +99,9 @@ def finite(a):
 
 
 def cast_in_range(found: Difference, text: str, examine: Examine) -> bool:
-    """Whether the results are equal once what is cast to integers is a number that they hold."""
+    """Whether the results are equal once what is cast to integers, or copied to them, is a number that they hold."""
     cast = r"\b(\w+)\.(to\((?:[iu]\d+|torch\.int\d+)\)|byte\(\)|long\(\))"
-    changed = re.sub(cast, r"in_range(\1).\2", text)
+    changed = re.sub(r"\b(\w+)\.copy_\(", r"copied(\1, ", re.sub(cast, r"in_range(\1).\2", text))
     return changed != text and examine(IN_RANGE + changed) is None
 
 

@@ -80,6 +80,14 @@ WRITTEN: dict[str, Callable[[torch.Tensor], Any]] = {
         for kind in ("avg", "max", "adaptive_avg", "adaptive_max")
         for rank in (1, 2, 3)
     },
+    **{
+        f"{name}{rank}d": lambda x, name=name, rank=rank: getattr(F, f"{name}{rank}d")(
+            x[(None,) * rank].repeat(1, 4, *[1] * rank), x[(None,) * rank + (slice(1),)].repeat(4, 2, *[1] * rank), None, 2, 0,
+            groups=2,
+        )
+        for name in ("conv", "conv_transpose")
+        for rank in (1, 2, 3)
+    },
     "bmm": lambda x: x[None, None] @ x[None, :, None].expand(2, 2, 1),
     "bilinear": lambda x: F.bilinear(x[None], x[None], x[None].expand(2, 2, 2)),
     "geqrf": lambda x: torch.geqrf(x[None]),

@@ -161,6 +161,47 @@ def shown(function: Callable[[torch.Tensor], Any], x: torch.Tensor, mode: Any) -
     return [*found, x.requires_grad, x._version]
 
 
+WEIGHT = torch.ones(4, 5)
+ANEW: list[Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = [
+    lambda x: ((y := x @ WEIGHT)[:, 0], y), lambda x: ((y := x.mT.flatten()), y[:2], y.view(-1, 2)), lambda x: ((y := x + 1)[1:], y),
+    lambda x: ((y := x.mT.flatten()), y.view(x.mT.shape)), lambda x: ((y := x.mT.flatten())[:2], y.detach(), y[1:]),
+    lambda x: ((y := x.sum(0).unsqueeze_(0)), y[0]), lambda x: ((y := x.expand(2, *x.shape).reshape(-1)), y.permute(0), y[3:]),
+    lambda x: ((y := (x @ WEIGHT).relu().flatten())[1:], y), lambda x: ((y := x @ WEIGHT), y[0], (z := x @ -WEIGHT), z[0]),
+    lambda x: ((y := x.mT.flatten())[:2], y[1:]), lambda x: (x.mT.flatten()[:2].sin(), x.mT.flatten()),
+]  # fmt: skip
+
+
+def viewed(results: tuple[torch.Tensor, ...]) -> list[Any]:
+    """Whether each is a view, and of which of them."""
+    return [(t._is_view(), [place for place, one in enumerate(results) if one is t._base]) for t in results]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("number", range(len(ANEW)))
+def test_what_is_made_anew_is_no_view(number: int, requires_grad: bool, dynamic: bool | None) -> None:
+    """Also where it is made in memory of another shape, and views of it leave too: it may leave its history in place."""
+    make = ANEW[number]
+
+    def broken(x: torch.Tensor) -> Any:
+        results = make(x)
+        fusewright.graph_break()
+        views = [one._is_view() for one in results]
+        return views, [one.requires_grad_().requires_grad for one in results if one.is_leaf and not one._is_view()], results
+
+    x = torch.rand(2, 3, 4).requires_grad_(requires_grad)
+    eager, found = make(x), fusewright.compile(make, dynamic=dynamic)(x)
+    assert viewed(found) == viewed(eager)
+    assert list(map(torch.equal, found, eager)) == [True] * len(eager)
+    *eager, results = broken(x)
+    *found, mine = fusewright.compile(broken, dynamic=dynamic)(x)
+    assert [*found, viewed(mine)] == [*eager, viewed(results)]
+    assert [one.requires_grad for one in mine] == [one.requires_grad for one in results]
+    for one in mine:
+        if not one._is_view():
+            one.detach_()
+
+
 def told_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     view = x[1:].mul_(2)
     x.requires_grad_()

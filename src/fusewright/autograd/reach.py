@@ -9,7 +9,7 @@ comes to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -156,15 +156,22 @@ def _saved_names(kind: type) -> tuple[str, ...]:
 
 def _saves(node: Any) -> bool:
     """Whether the node holds a tensor, which a second backward through it would miss."""
+    return not readable(node) or any(isinstance(one, torch.Tensor) for one in _saved(node))
+
+
+def readable(node: Any) -> bool:
+    """Whether what the node has saved is still there, and is what it was."""
+    try:
+        return all(True for _ in _saved(node))
+    except RuntimeError:
+        return False
+
+
+def _saved(node: Any) -> Iterator[Any]:
     kind: Any = type(node)
     for name in _saved_names(kind):
-        try:
-            value = getattr(node, name)
-        except RuntimeError:  # it is freed already
-            return True
-        if any(isinstance(one, torch.Tensor) for one in (value if isinstance(value, tuple) else (value,))):
-            return True
-    return False
+        value = getattr(node, name)
+        yield from value if isinstance(value, tuple) else (value,)
 
 
 def _joined(groups: list[int], shared: Iterable[int]) -> list[int]:

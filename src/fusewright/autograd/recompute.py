@@ -45,6 +45,11 @@ def is_view(node: torch.fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.removeprefix("aten::") in _VIEW_TAGS
 
 
+SUMS = frozenset({
+    torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim,
+})  # fmt: skip
+
+
 def can_recompute(node: torch.fx.Node) -> bool:
     """Whether computing the node twice gives the same value and does nothing else."""
     if (
@@ -71,6 +76,11 @@ def is_cheap(node: torch.fx.Node) -> bool:
         (source,) = node.all_input_nodes
         before, after = (one.meta["type"].dtype.itemsize for one in (source, node))
         return bool(source.op != "placeholder" or before < after)
+    if target in SUMS:
+        # Of single elements: saved, it would not be what the backward computes them to be, and a quotient of the
+        # difference by 0 (of a variance) infinite instead of NaN.
+        (source,) = node.all_input_nodes
+        return bool(source.meta["type"].numel() == node.meta["type"].numel())
     return torch.Tag.pointwise in target.tags or target in CHEAP or is_view(node)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from fusewright.autograd.reach import apart
+from fusewright.autograd.reach import apart, readable
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.aliasing import written_arguments
@@ -96,7 +96,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
     groups, lost = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [])
-    if lost and (recorder.custom_gradients or any(node.name().endswith("NotImplemented") for node in lost)):
+    if lost and (recorder.custom_gradients or not all(map(_computes, lost))):
         raise CannotDifferentiate("a part of the backward that may raise leads to no input")
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
     freed = False
@@ -161,6 +161,11 @@ def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]
         if history is not None:
             found[history] = position
     return found
+
+
+def _computes(node: Any) -> bool:
+    """Whether the engine can run the node."""
+    return readable(node) and not node.name().endswith("NotImplemented")
 
 
 def _note_effects(

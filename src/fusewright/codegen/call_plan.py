@@ -376,13 +376,14 @@ class _Builder:
             self.values.run(ref.stride),
             self.values.of(ref.offset),
         )
-        return replace(spec, kind="private view") if self.is_private(name, ref) else spec
+        private = ref.dtype == buffer.dtype and (output.own or self.is_private(name, ref))
+        return replace(spec, kind="private view") if private else spec
 
     def is_private(self, name: str, ref: BufferRef) -> bool:
         """Whether a view's base can be seen by nobody else: made by this call, and given out by this one output
         only."""
         buffer = self.plan.buffers[name]
-        if buffer.role in ("input", "constant") or ref.dtype != buffer.dtype:
+        if buffer.role in ("input", "constant"):
             return False
         bases = [output.buffer or (output.ref.buffer if output.ref is not None else "") for output in self.plan.outputs]
         return bases.count(name) == 1

@@ -175,7 +175,8 @@ StepSpec = KernelCall | KernelGroup | LaunchCall | CCall | PythonCall | SlotStep
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
     """What the caller gets. "buffer": the tensor of `slot`; "view": a true view of it; "private view": a view whose
-    base nobody else can see; "size": the value entry `offset`; "value": `value`."""
+    base nobody else can see, and what other views of `slot` are views of; "size": the value entry `offset`; "value":
+    `value`."""
 
     kind: Literal["buffer", "view", "private view", "size", "value"]
     slot: int = -1

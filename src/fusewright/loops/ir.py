@@ -353,12 +353,13 @@ class Buffer:
 @dataclass(frozen=True, slots=True)
 class Output:
     """One output of the graph: a buffer as it is, a strided view of a buffer (`ref`), a size, or None/constant
-    (`value`)."""
+    (`value`). own: the view stands for the buffer, which was made in another shape: other views are views of it."""
 
     kind: Literal["buffer", "view", "size", "value"]
     buffer: str = ""
     ref: BufferRef | None = None
     value: Any = None
+    own: bool = False
 
 
 def argument_symbol(number: int) -> Symbol:

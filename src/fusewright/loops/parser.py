@@ -450,8 +450,9 @@ class Parser:
         if kind == "buffer":
             return ir.Output("buffer", self.name())
         if kind == "view":
+            own = self.accept(r"own\b") is not None
             ref = self.ref(self.name())
-            return ir.Output("view", ref.buffer, ref)
+            return ir.Output("view", ref.buffer, ref, own=own)
         return ir.Output(kind, value=self.argument())  # type: ignore[arg-type]
 
     def program(self, constants: tuple[torch.Tensor, ...]) -> ir.LoopProgram:

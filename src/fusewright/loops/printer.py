@@ -293,7 +293,7 @@ def print_buffer(buffer: Buffer) -> str:
 
 def print_output(output: Output) -> str:
     if output.kind == "view" and output.ref is not None:
-        return print_ref(output.ref)
+        return "own " * output.own + print_ref(output.ref)
     return output.buffer if output.kind == "buffer" else str(output.value)
 
 

@@ -47,6 +47,8 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     asked = _asked_with_ones if func in _SIZED else _asked_with
     if func in _WINDOWS:
         args, kwargs = (args[0], *_WINDOWS[func]), {}
+    elif func is torch.ops.aten.convolution.default and not kwargs:  # without padding, one group
+        args = (*args[:4], [0], *args[5:7], [0], 1)
     given = tuple(map(asked, args)), tuple((name, asked(value)) for name, value in kwargs.items())
     found = _answer(func, torch.get_default_dtype(), *given)
     if isinstance(found, str):
@@ -105,6 +107,7 @@ _OTHERS = frozenset(
     *_PLACED,
     *_HALVED,
     *_WINDOWS,
+    torch.ops.aten.convolution.default,
     torch.ops.aten.rsub.Tensor,
     torch.ops.aten.rsub.Scalar,
 } | {

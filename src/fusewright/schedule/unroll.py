@@ -292,7 +292,7 @@ def _moved(value: Any, rename: Rename) -> Any:
 
 def _moved_output(output: Output, rename: Rename) -> Output:
     ref = None if output.ref is None else _moved(output.ref, rename)
-    return Output(output.kind, rename(output.buffer) if output.buffer else "", ref, output.value)
+    return replace(output, buffer=rename(output.buffer) if output.buffer else "", ref=ref)
 
 
 def _same(one: object, other: object) -> bool:

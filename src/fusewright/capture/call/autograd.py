@@ -374,7 +374,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
 
 
-_A_VIEW, _IS_VIEW = torch.empty(1)[:], torch.Tensor._is_view
+_A_VIEW = torch.empty(1)[:]
 
 
 def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
@@ -383,7 +383,7 @@ def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None 
     outside = world.outside(tensor) is not None
     if torch.is_inference_mode_enabled():
         return tensor if outside else world.torch_call(detach, (tensor,), {})
-    if tensors.guarded_fact(world, tensor, "_is_view()", _IS_VIEW):
+    if tensors.guarded_fact(world, tensor, "_is_view()", torch.Tensor._is_view):
         return native(detach, _A_VIEW)  # which raises
     if not outside:
         if world.recorder.level == "torch" or not tensor.requires_grad or getattr(tensor, "node", None) is None:

@@ -255,6 +255,8 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if name == "storage_offset":
         asked(tracer.recorder, torch.Tensor.storage_offset, (owner,), {})
         return tensors.storage_offset(tracer.world, owner)
+    if name == "_is_view":
+        return tensors.guarded_fact(tracer.world, owner, "_is_view()", torch.Tensor._is_view)
     if name in _LAYOUT_QUERIES:
         return asked(tracer.recorder, getattr(torch.Tensor, name), (owner, *args), kwargs)
     if name == "copy_" and args and type(args[0]) in (bool, int, float):  # no operator takes a number

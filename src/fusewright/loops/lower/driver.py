@@ -52,7 +52,7 @@ from fusewright.loops.lower.questions import (
     types_in,
 )
 from fusewright.loops.lower.registry import Fallback
-from fusewright.loops.lower.results import as_recorded, check_aliases, empty_view, recorded_types
+from fusewright.loops.lower.results import as_recorded, check_aliases, empty_view, recorded_types, with_owners
 from fusewright.loops.lower.values import (
     Comparison,
     Shape,
@@ -128,11 +128,11 @@ class Lowering:
             if node in updates:
                 continue
             if node.op == "output":
-                # What is returned is read before the inputs change under it.
-                outputs = self.output_values(node)
+                outputs = self.output_values(node)  # which are read before the inputs change under them
                 self.update_inputs(epilogue)
                 nodes = flatten(node.args)
-                self.program.outputs = tuple(map(self.output, nodes, outputs, recorded_types(node, len(nodes))))
+                results = tuple(map(self.output, nodes, outputs, recorded_types(node, len(nodes))))
+                self.program.outputs = with_owners(self.program, results, nodes, node.meta.get("own", ()))
             else:
                 self.environment[node] = self.lower_node(node)
         self.program.inputs = tuple(self._inputs)

@@ -14,7 +14,7 @@ from torch.fx import Node
 from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.records import replace
 from fusewright.graph.builder import env_of
-from fusewright.loops.ir import BufferRef, Extern, LoopProgram
+from fusewright.loops.ir import BufferRef, Extern, LoopProgram, Output
 from fusewright.loops.lower.questions import memory_of
 from fusewright.loops.lower.values import Value, is_empty, strided_load, window
 from fusewright.sizes.tensor_type import TensorType, same_strides, with_sizes
@@ -69,6 +69,26 @@ def recorded_types(node: Node, count: int) -> Sequence[object]:
     if not isinstance(kinds, tuple) or len(kinds) != count:
         return [None] * count
     return kinds if env is None else with_sizes(kinds, env.simplify)  # type: ignore[return-value]
+
+
+def with_owners(
+    program: LoopProgram, outputs: Sequence[Output], nodes: Sequence[Any], own: Sequence[bool]
+) -> tuple[Output, ...]:
+    """The results. `own`: which of their nodes are views of nothing: one that the plan makes in another shape is what
+    the other views of its memory are views of."""
+    owners: dict[str, set[Any]] = {}
+    for output, node, is_own in zip(outputs, nodes, own):
+        if is_own and output.ref is not None and program.buffers[output.buffer].role == "output":
+            owners.setdefault(output.buffer, set()).add(node)
+
+    def owned(output: Output, node: Any) -> Output:
+        if len(owners.get(output.buffer, ())) != 1:
+            return output
+        buffer = program.buffers[output.buffer]
+        whole = BufferRef(buffer.name, buffer.shape, buffer.stride, 0, buffer.dtype)
+        return Output("view", buffer.name, output.ref or whole, own=node in owners[buffer.name])
+
+    return tuple(map(owned, outputs, nodes))
 
 
 def as_recorded(program: LoopProgram, recorded: object, ref: BufferRef) -> BufferRef:
