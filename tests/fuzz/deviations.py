@@ -96,6 +96,12 @@ def finite(a):
 """
 
 
+WRITTEN = """
+def written(a):
+    return (lambda *sizes: torch.Tensor(*sizes).zero_()) if isinstance(a, torch.Tensor) else type(a)
+"""
+
+
 def cast_in_range(found: Difference, text: str, examine: Examine) -> bool:
     """Whether the results are equal once what is cast to integers is a number that they hold."""
     cast = r"\b(\w+)\.(to\((?:[iu]\d+|torch\.int\d+)\)|byte\(\)|long\(\))"
@@ -368,6 +374,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ends=lambda ours, eager: (
             IN_GRADIENTS_OF_GRADIENTS in getattr(ours, "__notes__", ()) and "of its gradients were asked" in str(ours)
         ),
+    ),
+    Deviation(
+        "memory that nothing has written to",
+        "`torch.Tensor(3)`, which `type(a)(3)` is where `a` is a tensor, holds whatever lay there.",
+        lambda found, text, examine: equal_if(found, WRITTEN + text, examine, r"\btype\((\w+)\)\(", r"written(\1)("),
     ),
     Deviation(
         "products with a tensor that has no memory",
