@@ -133,7 +133,7 @@ def goes_with_a_frame(found: Difference, text: str, examine: Examine) -> bool:
     kept, a generator that is dropped says nothing of it."""
     if found.kind not in ("value", "structure"):
         return False
-    if re.search(r"except[^\n]* as (\w+):\n.*KEPT\.append\(\1\).*\bgen\(", text, re.S):
+    if "gen(" in text and re.search(r"except[^\n]* as (\w+):\n.*KEPT\.append\(\1\)", text, re.S):
         if examine(text.replace("begin()\n", SILENT, 1)) is None:
             return True
     changed = ast.unparse(ast.fix_missing_locations(_ByName().visit(ast.parse(text))))
