@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.utils._device import _device_constructors
 
 import fusewright
 
@@ -36,6 +37,8 @@ ONLY_IN = {
     "llvmlite": ("codegen/llvm/", "runtime/"),
     "triton": ("codegen/triton", "runtime/"),
 }
+
+MAKE_TENSORS = {f"torch.{made.__name__}" for made in _device_constructors()}
 
 
 def relative(path: Path) -> str:
@@ -75,6 +78,19 @@ def test_never(path: Path) -> None:
         if isinstance(node, ast.ExceptHandler) and all(isinstance(item, ast.Pass) for item in node.body):
             if node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"):
                 found.append(f"line {node.lineno}: swallowed exception")
+    assert not found
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_every_tensor_is_made_on_a_device_that_is_named(path: Path) -> None:
+    """A program's default device (`torch.set_default_device("meta")`) is no place for a tensor of ours."""
+    if relative(path) == "tools/commands.py":  # makes the arguments of a user's program
+        return
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKE_TENSORS:
+            if not any(keyword.arg in ("device", None) for keyword in node.keywords):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
     assert not found
 
 

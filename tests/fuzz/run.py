@@ -189,7 +189,8 @@ def found_in(text: str) -> Finding | None:
 
 
 def child(generator: str, seeds: range, seconds: float) -> None:
-    """Says `seed N`, then `found N` with the program's text up to a line of its own."""
+    """Says `seed N`, then `found N` with the program's text up to a line of its own, and ends: a text that was cut may have
+    changed what all programs share (the class in the place of an object of it)."""
     sys.unraisablehook = lambda _: None  # generators that fail when they are collected
     gc.freeze()  # what was imported stays
     for seed in seeds:
@@ -199,12 +200,13 @@ def child(generator: str, seeds: range, seconds: float) -> None:
         if found is not None:
             text = shrunk(text, found.like, seconds)
             print(f"found {seed} {found.kind}\n# {str(found_in(text) or found)[:400]!r}\n{text}.", flush=True)
+            return
     print("end", flush=True)
 
 
 @dataclass(slots=True)
 class Worker:
-    """A child process over some seeds; starts again behind a seed that ended it."""
+    """A child process over some seeds; starts again behind a seed that ended it, as each finding does."""
 
     generator: str
     seeds: range
@@ -275,10 +277,10 @@ class Worker:
                 return self.seeds.stop
             if finding is not None:
                 if line == ".":
+                    process.wait()
                     self.say(finding[0], seed, "\n".join(finding[1:]))
-                    finding = None
-                else:
-                    finding.append(line)
+                    return seed
+                finding.append(line)
             elif line.startswith("found "):
                 finding = [line.split()[2]]
             elif line.startswith("seed "):

@@ -420,6 +420,9 @@ class TooLong(BaseException):
     """A program has run more lines than it may."""
 
 
+SECONDS = (5.0, 0.02)  # after which a draft is stopped, and again each time that it has gone on
+
+
 def errors_of(text: str, most: int = 20_000) -> int | None:
     """How many steps raise in eager; None if the text does not run, or not within so many lines."""
     return next(_errors_of(text, most))
@@ -439,28 +442,31 @@ def _errors_of(text: str, left: int) -> Iterator[int | None]:
     def enter(frame: types.FrameType, event: str, argument: object) -> Any:
         return count if frame.f_code.co_filename.startswith("<fuzz") else None
 
-    def stop(number: int, frame: object) -> None:
-        raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
+    def stop(number: int, frame: types.FrameType) -> None:
+        if frame.f_code is not _errors_of.__code__:  # which puts back what there was
+            raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
 
     before, errors, handler = sys.gettrace(), 0, signal.signal(signal.SIGALRM, stop)
+    output = sys.stdout
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            signal.setitimer(signal.ITIMER_REAL, 5, 0.02)
+            signal.setitimer(signal.ITIMER_REAL, *SECONDS)
             sys.settrace(enter)
+            sys.stdout = io.StringIO()
             world = World(text, draft=True)
             for step in steps_of(world):
-                with contextlib.redirect_stdout(io.StringIO()):
-                    try:
-                        world.names[step]()
-                    except Exception:
-                        errors += 1
+                try:
+                    world.names[step]()
+                except Exception:
+                    errors += 1
         except (Exception, TooLong):  # text that is no program
             left = -1
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
             sys.settrace(before)
+            sys.stdout = output
             if "state=True" in text:
                 state.restore()
     yield errors if left >= 0 else None

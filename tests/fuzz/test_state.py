@@ -63,6 +63,20 @@ def test_a_compile_that_is_not_needed_is_found() -> None:
     assert found is not None and found.kind == "needless"
 
 
+def test_what_a_cut_program_leaves_behind_reaches_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(run.GENERATORS, "state", lambda seed: f"# {seed}\n")
+    monkeypatch.setattr(run, "examine", lambda text: session.Finding("value", "step0", text) if "1" in text else None)
+    monkeypatch.setattr(run.gc, "freeze", lambda: None)  # this process is not over then
+    monkeypatch.setattr(run.sys, "unraisablehook", run.sys.unraisablehook)
+    run.child("state", range(3), 0.0)
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith(("seed", "found", "end"))] == ["seed 0", "seed 1", "found 1 value"]
+    run.child("state", range(2, 3), 0.0)
+    assert capsys.readouterr().out.splitlines() == ["seed 2", "end"]
+
+
 PATCHES = (
     ("torch.Tensor", "tanh", "x.tanh()"),
     ("torch.Tensor", "size", "x.size(0) + x"),

@@ -236,7 +236,7 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
                 raise RuntimeFallback("a write to a view with hooks, which has another history then")
         if plan.freed:
             results = Call(halves, inputs).results[:outputs]
-            anchor = torch.empty(0, requires_grad=True)
+            anchor = torch.empty(0, requires_grad=True, device="cpu")
             wanted = iter(_Freed.apply(anchor, *(results[position] for position in plan.tangents)))
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
         elif plan.tangents and torch.is_grad_enabled():

@@ -95,7 +95,7 @@ class _Saved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, halves: Halves, group: Group, call: Call, *inputs: Any) -> torch.Tensor:
         remember(ctx, halves, group, call)
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
 
 
 class _Inputs(torch.autograd.Function):

@@ -207,7 +207,7 @@ class _Session:
                 tensor = value.detach().contiguous()
                 place = (kind, number)
             else:
-                tensor, place = torch.tensor(value), ("cpu", 0)
+                tensor, place = torch.tensor(value, device="cpu"), ("cpu", 0)
             kept.append(tensor)
             binding.bind_input(name, *place, _ELEMENTS[tensor.dtype], list(tensor.shape), tensor.data_ptr())
         for name, dtype in zip(self.outputs, self.dtypes):

@@ -290,7 +290,7 @@ def _tensors(part: memoryview) -> dict[str, torch.Tensor]:
         require(math.prod(shape) * dtype.itemsize == end - start, f"{what}: its size is not that of its shape")
         at = end
         if end == start:
-            found[name] = torch.empty(shape, dtype=dtype)
+            found[name] = torch.empty(shape, dtype=dtype, device="cpu")
             continue
         flat = torch.frombuffer(data[start:end], dtype=torch.uint8)
         aligned = flat if flat.data_ptr() % dtype.itemsize == 0 else flat.clone()
@@ -320,7 +320,7 @@ def _weights(
         key = json.dumps(record, sort_keys=True)
         if key not in made:
             if empty:
-                value = torch.empty(shape, dtype=dtype)
+                value = torch.empty(shape, dtype=dtype, device="cpu")
             elif flat.numel() % dtype.itemsize:
                 value = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
                 value = value.as_strided(shape, stride, offset)

@@ -260,7 +260,7 @@ def _request(program: ExportedProgram, sizes: Mapping[str, int]) -> Request:
 
 def _flat(module: ProgramModule, leaves: tuple[Any, ...]) -> Any:
     # The second result sees to it that there is a graph: it is taken out again.
-    return module.fusewright_run(leaves), torch.zeros(())
+    return module.fusewright_run(leaves), torch.zeros((), device="cpu")
 
 
 class _Compiling:

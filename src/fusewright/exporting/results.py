@@ -28,7 +28,7 @@ def flat_results(
     outside), ("value", a number, a string or None); and the containers."""
     assert frame.graph is not None
     returned = next(list(cast(Any, node.args[0])) for node in frame.graph.nodes if node.op == "output")
-    markers = [torch.zeros(1) if isinstance(value, torch.fx.Node) else _Size(1) for value in returned]
+    markers = [torch.zeros(1, device="cpu") if isinstance(value, torch.fx.Node) else _Size(1) for value in returned]
     assert frame.finish is not None
     made: Any = frame.finish(tuple(markers), None, model, *arguments)
     result = made[0]

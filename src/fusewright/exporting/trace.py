@@ -49,7 +49,7 @@ _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 def _call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # The second result sees to it that there is a graph, which knows the sizes, even if the program computes nothing.
-    return model(*args, **kwargs), torch.zeros(())
+    return model(*args, **kwargs), torch.zeros((), device="cpu")
 
 
 def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> ExportedProgram:
@@ -445,7 +445,7 @@ class _Still(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is CLOCK:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device="cpu")
         if target is HOST_DRAW:
-            return torch.as_tensor(foreseen([args]), dtype=row_of(args[0]).dtype)
+            return torch.as_tensor(foreseen([args]), dtype=row_of(args[0]).dtype, device="cpu")
         return super().call_function(target, args, kwargs)

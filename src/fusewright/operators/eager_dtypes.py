@@ -191,7 +191,7 @@ def _made(value: object) -> object:
 
 
 def _pair(value: object) -> object:
-    return torch.ones([2] * value.rank, dtype=value.dtype) if isinstance(value, _Tensor) else _made(value)
+    return torch.ones([2] * value.rank, dtype=value.dtype, device="cpu") if isinstance(value, _Tensor) else _made(value)
 
 
 def _placed(value: object) -> object:

@@ -212,7 +212,8 @@ _FILLS: tuple[Callable[[np.ndarray], None], ...] = (
 
 
 def _example(kind: TensorType, fill: Callable[[np.ndarray], None]) -> np.ndarray:
-    made: Any = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype).numpy()  # type: ignore[arg-type]
+    sizes: Any = kind.shape, kind.stride
+    made: Any = torch.empty_strided(*sizes, dtype=kind.dtype, device="cpu").numpy()
     if made.dtype.kind in "fc":
         fill(made)
     else:

@@ -181,7 +181,8 @@ class CallValues:
         if storage._cdata not in self._written:
             return real
         if storage._cdata not in self._copies:
-            self._copies[storage._cdata] = torch.empty(0, dtype=torch.uint8).set_(storage.clone())  # type: ignore[call-overload]
+            copy: Any = storage.clone()
+            self._copies[storage._cdata] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(copy)
         memory = self._copies[storage._cdata].untyped_storage()
         return real.new_empty(0).set_(memory, real.storage_offset(), real.shape, real.stride())  # type: ignore[call-overload]
 

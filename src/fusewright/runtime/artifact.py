@@ -358,7 +358,7 @@ class _Reader:
     def tensor(self) -> torch.Tensor:
         dtype, shape, stride = self.value(), self.value(), self.value()
         data = self.bytes()
-        made = torch.empty_strided(shape, stride, dtype=dtype)
+        made = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
         if data:
             made.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape))
         return made

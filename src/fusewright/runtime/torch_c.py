@@ -169,13 +169,13 @@ def find_handle_offset() -> int:
     if found is None:
         return -1
     delete = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(found)
-    owner = torch.empty(4)
+    owner = torch.empty(4, device="cpu")
     samples = [
         owner,
         owner.view(2, 2),
-        torch.nn.Parameter(torch.empty(3)),
-        torch.empty(0, dtype=torch.int64),
-        torch.empty(2).add_(1),
+        torch.nn.Parameter(torch.empty(3, device="cpu")),
+        torch.empty(0, dtype=torch.int64, device="cpu"),
+        torch.empty(2, device="cpu").add_(1),
     ]
     words = [_tensor_word(tensor, delete) for tensor in samples]
     header = object.__basicsize__
@@ -192,7 +192,7 @@ def _wrapping_works(wrap: int, offset: int) -> bool:
     """Wrapping the tensor inside a Python tensor must give that very Python tensor back."""
     if offset < 0:
         return False
-    sample = torch.empty(2)
+    sample = torch.empty(2, device="cpu")
     # PyDLL holds the GIL and checks for exceptions, as the function needs.
     back = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(wrap)(id(sample) + offset)
     return back is sample

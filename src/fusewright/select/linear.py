@@ -213,10 +213,10 @@ def times(linear: Linear, candidates: Sequence[str]) -> dict[str, float]:
 
 def _numbers(linear: Linear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Input, weight (inner x columns, laid out as the layer's), bias."""
-    x = torch.full((linear.rows or 1, linear.inner), 0.5, dtype=linear.dtype)
+    x = torch.full((linear.rows or 1, linear.inner), 0.5, dtype=linear.dtype, device="cpu")
     shape = (linear.columns, linear.inner) if linear.by_rows else (linear.inner, linear.columns)
-    weight = torch.full(shape, 0.25, dtype=linear.dtype)
-    bias = torch.full((linear.columns,), 0.125, dtype=linear.dtype) if linear.bias else None
+    weight = torch.full(shape, 0.25, dtype=linear.dtype, device="cpu")
+    bias = torch.full((linear.columns,), 0.125, dtype=linear.dtype, device="cpu") if linear.bias else None
     return x, weight.t() if linear.by_rows else weight, bias
 
 
@@ -224,7 +224,7 @@ Try = Callable[[], object]
 
 
 def _plain(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
-    out = torch.empty((linear.rows or 1, linear.columns), dtype=linear.dtype)
+    out = torch.empty((linear.rows or 1, linear.columns), dtype=linear.dtype, device="cpu")
     if bias is None:
         return lambda: torch.ops.aten.mm.out(x, weight, out=out)
     return lambda: torch.ops.aten.addmm.out(bias, x, weight, out=out)

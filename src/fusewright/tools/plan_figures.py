@@ -105,7 +105,8 @@ def _seconds(plan: CallPlan, loaded: Any, steps: list[Step]) -> list[float]:
     native = getattr(loaded, "plan", loaded)
     if not hasattr(native, "timed") or (native is not loaded and not prepared) or any(map(_is_users, plan.steps)):
         return []
-    inputs = [_zeros(plan, by_place[place]) if place in by_place else torch.empty(0) for place in range(given)]
+    none = torch.empty(0, device="cpu")
+    inputs = [_zeros(plan, by_place[place]) if place in by_place else none for place in range(given)]
     try:
         with torch.no_grad(), torch.random.fork_rng():
             runs = [[each / 1e9 for _, each in native.timed(*inputs, *prepared)[1]] for _ in range(RUNS + 1)]
@@ -124,4 +125,4 @@ def _is_users(step: Any) -> bool:
 def _zeros(plan: CallPlan, slot: SlotSpec) -> torch.Tensor:
     sizes = plan.values[slot.sizes : slot.sizes + slot.ndim]
     strides = plan.values[slot.strides : slot.strides + slot.ndim]
-    return torch.empty_strided(sizes, strides, dtype=slot.dtype).zero_()
+    return torch.empty_strided(sizes, strides, dtype=slot.dtype, device="cpu").zero_()

@@ -193,7 +193,7 @@ def _to_copy(values: Values, x: Array, dtype: Any = None, **where: Any) -> Array
         most, made = jnp.iinfo(DTYPES[dtype]), x.astype(DTYPES[dtype])
         outside = ~((x > float(most.min) - 1) & (x < float(most.max) + 1))
         # C++ leaves these conversions open: each machine, and each of its instructions, has its own result
-        found = set(torch.tensor([math.inf, -math.inf, math.nan, 1e30, -1e30]).to(dtype).tolist())
+        found = set(torch.tensor([math.inf, -math.inf, math.nan, 1e30, -1e30], device="cpu").to(dtype).tolist())
         if len(found) == 1:
             return jnp.where(outside, found.pop(), made)
         values.check(outside)

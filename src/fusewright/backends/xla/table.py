@@ -95,12 +95,14 @@ def is_float(x: Array) -> bool:
 def common(*operands: Any) -> list[Array]:
     """The operands in the dtype that PyTorch computes them in."""
     kinds = [
-        torch.empty((1,) * value.ndim, dtype=TORCH_DTYPES[value.dtype]) if isinstance(value, jax.Array) else value
+        torch.empty((1,) * value.ndim, dtype=TORCH_DTYPES[value.dtype], device="cpu")
+        if isinstance(value, jax.Array)
+        else value
         for value in operands
     ]
     found = torch.result_type(kinds[0], kinds[1])
     for kind in kinds[2:]:
-        found = torch.promote_types(found, torch.result_type(torch.empty(1, dtype=found), kind))
+        found = torch.promote_types(found, torch.result_type(torch.empty(1, dtype=found, device="cpu"), kind))
     return [jnp.asarray(value).astype(DTYPES[found]) for value in operands]  # numbers wrap, as PyTorch's do
 
 

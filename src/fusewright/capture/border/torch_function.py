@@ -159,7 +159,8 @@ class _Asking:
 
     def probe(self, traced: torch.Tensor) -> torch.Tensor:
         with torch.utils._python_dispatch._disable_current_modes():
-            made = torch.empty((), dtype=traced.dtype).as_subclass(_probe_class(traced.python_class))  # type: ignore
+            plain = torch.empty((), dtype=traced.dtype, device="cpu")
+            made = plain.as_subclass(_probe_class(traced.python_class))  # type: ignore
         made.__dict__["asking"] = self
         self.real[id(made)] = (made, traced)
         return made

@@ -374,7 +374,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
 
 
-_A_VIEW = torch.empty(1)[:]
+_A_VIEW = torch.empty(1, device="cpu")[:]
 
 
 def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:

@@ -10,6 +10,7 @@ exact.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import types
 from collections.abc import Iterable
@@ -255,22 +256,23 @@ def key_sets(device: torch.device) -> tuple[int, int]:
 
 def _samples() -> list[tuple[object, ...]]:
     """Known tensors whose fields differ enough to tell each apart; those of few dimensions come first."""
+    empty = functools.partial(torch.empty, device="cpu")
     tensors = [
-        torch.empty(3, 4),
-        torch.empty(5, 6, dtype=torch.float64).t(),
-        torch.empty(2, 3, 4, 5, 6, dtype=torch.int64),
-        torch.empty(9, dtype=torch.float16, requires_grad=True),
-        torch.empty(2, 7, dtype=torch.complex64).conj(),
-        torch.empty((), dtype=torch.bool),
+        empty(3, 4),
+        empty(5, 6, dtype=torch.float64).t(),
+        empty(2, 3, 4, 5, 6, dtype=torch.int64),
+        empty(9, dtype=torch.float16, requires_grad=True),
+        empty(2, 7, dtype=torch.complex64).conj(),
+        empty((), dtype=torch.bool),
         torch.empty(3, 11, dtype=torch.bfloat16, device="meta"),
-        torch.nn.Parameter(torch.empty(4, 2, dtype=torch.float64)),
+        torch.nn.Parameter(empty(4, 2, dtype=torch.float64)),
         torch.frombuffer(bytearray(24), dtype=torch.int16),  # the storage's data pointer and its context differ
-        torch.empty(2, 1, 3, 1, 4, 1, 5, dtype=torch.uint8),
-        torch.empty(9, 8)[2, 1:],  # the first element is not the storage's
-        torch.empty(5, 7, dtype=torch.int64)[3],
+        empty(2, 1, 3, 1, 4, 1, 5, dtype=torch.uint8),
+        empty(9, 8)[2, 1:],  # the first element is not the storage's
+        empty(5, 7, dtype=torch.int64)[3],
     ]
     with torch.inference_mode():
-        tensors.append(torch.empty(8, 2, dtype=torch.int32))
+        tensors.append(empty(8, 2, dtype=torch.int32))
     rows: list[tuple[object, ...]] = []
     for tensor in tensors:
         storage = tensor.untyped_storage()

@@ -44,9 +44,9 @@ class Neighbour:
 def source_scale(size: int, out: int, scale: float | None) -> float:
     """ATen's compute_scales_value: 1 / scale_factor when given, else size / out, in float32."""
     ratio = (
-        torch.tensor(1.0 / scale, dtype=torch.float32)
+        torch.tensor(1.0 / scale, dtype=torch.float32, device="cpu")
         if scale
-        else torch.tensor(float(size)) / torch.tensor(float(out))
+        else torch.tensor(float(size), device="cpu") / torch.tensor(float(out), device="cpu")
     )
     return float(ratio)
 
@@ -72,8 +72,8 @@ def scales_of(count: int, scales: Sequence[Any]) -> list[float | None]:
 
 def nearest_table(size: int, out: int, scale: float | None, exact: bool) -> list[int]:
     """The source index of every output index, by ATen's float32 formula."""
-    positions = torch.arange(out, dtype=torch.float32)
-    ratio = torch.tensor(source_scale(size, out, scale), dtype=torch.float32)
+    positions = torch.arange(out, dtype=torch.float32, device="cpu")
+    ratio = torch.tensor(source_scale(size, out, scale), dtype=torch.float32, device="cpu")
     shifted = (positions + 0.5) * ratio if exact else positions * ratio
     return shifted.floor().to(torch.int64).clamp(max=size - 1).tolist()
 
@@ -115,7 +115,7 @@ def ratio_of(size: int, out: Dim, align_corners: bool, scale: float | None) -> f
     """Input positions a step of the result, in float32."""
     if isinstance(out, int):
         if align_corners:
-            return float(torch.tensor(float(size - 1)) / torch.tensor(float(out - 1))) if out > 1 else 0.0
+            return source_scale(size - 1, out - 1, None) if out > 1 else 0.0
         return source_scale(size, out, scale)
     if align_corners:
         steps = ex.index_as(out - 1, torch.float32)

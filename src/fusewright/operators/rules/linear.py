@@ -113,7 +113,7 @@ def _backend(
         reach = [max(extent, gap * (size - 1) + 1) for size, gap in zip(window, _spread(dilation, len(kernel)))]
         given = [extent, filters if transposed else channels * groups, *reach]
         shapes = [_size(size, own) for size, own in zip(input.shape, given)], [filters, channels, *window]
-        tensors = (torch.empty(1, dtype=input.dtype).expand(shape) for shape in shapes)
+        tensors = (torch.empty(1, dtype=input.dtype, device="cpu").expand(shape) for shape in shapes)
         found.add(_C._select_conv_backend(*tensors, None, stride, padding, dilation, transposed, *rest, None))
     return found.pop() if len(found) == 1 else None
 

@@ -361,6 +361,6 @@ class Memory:
 def register_literal(value: bool | int | float, dtype: torch.dtype) -> str:
     """A constant of `dtype` as it is held in registers."""
     if dtype is torch.bfloat16:
-        bits = int(torch.tensor(float(value), dtype=dtype).view(torch.int16).item())
+        bits = int(torch.tensor(float(value), dtype=dtype, device="cpu").view(torch.int16).item())
         return literal(bits, "i16")
     return literal(value, ELEMENT_TYPES[dtype].register)

@@ -191,7 +191,7 @@ def _row_major(type_: TensorType) -> TensorType:
 
 
 def _rounded(number: Number, dtype: torch.dtype) -> Number:
-    return torch.full((), number, dtype=dtype).item()
+    return torch.full((), number, dtype=dtype, device="cpu").item()
 
 
 def _chosen(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node, Number]) -> torch.fx.Node | None:
@@ -221,7 +221,7 @@ def _compute(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node
     def small(source: torch.fx.Node) -> torch.Tensor:
         # As many dimensions as the real one: a tensor without dimensions takes part in type promotion differently.
         full: TensorType = source.meta["type"]
-        return torch.full([1] * full.ndim, numbers[source], dtype=full.dtype)
+        return torch.full([1] * full.ndim, numbers[source], dtype=full.dtype, device="cpu")
 
     args = torch.fx.node.map_arg(node.args, small)
     kwargs = {name: torch.fx.node.map_arg(value, small) for name, value in node.kwargs.items() if name != "device"}
