@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 import torch
 
 from fusewright.base.signals import GraphBreak
-from fusewright.sizes.expressions import Relation, maximum, symbol
+from fusewright.sizes.expressions import Dim, Expr, Relation, evaluate, maximum, symbol
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.symint import dim_of, size_of
 
@@ -54,6 +57,55 @@ def test_divisibility_is_learnt() -> None:
     assert env.guard(Relation("==", (s + t) % 9, 0))
     # One size has one form, by which loops of equal lengths know each other.
     assert env.simplify(t * (s // 8) * 8) == t * s and env.simplify(((s + t) // 9) * 9) == s + t
+
+
+def test_divisibility_is_learnt_of_quotients_and_remainders() -> None:
+    """What a model with windows asks of an image: whole patches, whole windows of 7, an even number of patches."""
+    env = ShapeEnv()
+    s = env.create("s0", 448, None)
+    assert env.guard(Relation("==", s % 4, 0))
+    assert env.guard(Relation("<=", (s // 4 * 6) % 7, 0))
+    assert env.is_multiple(s, 28) and env.known(Relation("==", s // 28 * 28, s)) is True
+    assert not env.guard(Relation("==", (s // 4) % 2, 1))
+    assert env.is_multiple(s, 56) and env.known(Relation("==", (s + 4) // 8, s // 8)) is True and len(env.guards) == 3
+    assert env.simplify((s // 4) * (s // 8)) == (s // 56) * (s // 56) * 98
+
+
+def random_dim(rng: random.Random, atoms: list[Expr], depth: int = 2) -> Dim:
+    made: Dim = rng.randint(-2, 4)
+    for _ in range(rng.randint(1, 2)):
+        atom: Dim = rng.choice(atoms) * rng.choice([1, 1, 2, 6])
+        if depth and rng.random() < 0.6:
+            inside, divisor = random_dim(rng, atoms, depth - 1), rng.choice([2, 3, 4, 7, 8, atoms[0] + 1])
+            atom = rng.choice([inside // divisor, inside % divisor])
+        made = made + atom * rng.choice([1, 1, 2, -1, 4])
+    return made
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_false_is_known(seed: int) -> None:
+    """Random guards and questions, against every assignment of small numbers that the guards admit."""
+    rng, asked = random.Random(seed), 0
+    for _ in range(12):
+        env = ShapeEnv()
+        atoms: list[Expr] = [env.create(f"s{k}", rng.choice([3, 8, 12, 14, 24, 28]), None) for k in range(2)]
+        for _ in range(rng.randint(1, 5)):
+            left, right = random_dim(rng, atoms), rng.choice([0, 0, 1, random_dim(rng, atoms)])
+            if rng.random() < 0.4:
+                left, right = rng.choice(atoms) * rng.choice([1, 6]) % rng.choice([2, 4, 7, 8]), 0
+            env.settle(Relation(rng.choice(["==", "!=", "<", "<="]), left, right))
+        dims = [random_dim(rng, atoms) for _ in range(6)]
+        relations = [Relation(rng.choice(["==", "<="]), one, other) for one in dims for other in (0, dims[0], dims[1])]
+        simple, answers = [env.simplify(d) for d in dims], [env.known(relation) for relation in relations]
+        asked += sum(answer is not None for answer in answers)
+        for numbers in itertools.product(range(0, 57, 1), range(0, 30)):
+            values: dict[Expr, int] = dict(zip(atoms, numbers))
+            if not all(guard.holds(values) for guard in env.guards):
+                continue
+            assert [evaluate(d, values) for d in simple] == [evaluate(d, values) for d in dims], (env.guards, values)
+            for relation, answer in zip(relations, answers):
+                assert answer is None or relation.holds(values) is answer, (relation, env.guards, values)
+    assert asked > 15
 
 
 def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:

@@ -369,7 +369,8 @@ def _in_bounds(to_compile: GraphToCompile, graph: torch.fx.Graph, plan: Plan) ->
     if env is None:
         return bounds.show(plan)
     at_most = _at_most(to_compile)
-    shown = bounds.show(plan, bounds.Known(lambda d: at_most(0, d) is True, env.not_negative()))
+    known = bounds.Known(lambda d: at_most(0, d) is True, env.not_negative(), env.simplify, env.as_multiples())
+    shown = bounds.show(plan, known)
 
     def guarded(access: bounds.Unproved) -> bool:
         wanted, symbols = Relation("<=", 0, access.missing), free_symbols(access.missing)

@@ -9,7 +9,7 @@ elements of the buffer. Indices that are known at run time only are bounded by t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -75,10 +75,13 @@ class Unproved:
 @dataclass(frozen=True, slots=True)
 class Known:
     """What the guards say of sizes. holds: whether they decide that a size expression is at least 0; facts: those that
-    they state to be."""
+    they state to be; simplify: an expression with the equalities among them applied; multiples: sizes that are a
+    number times another size."""
 
     holds: Callable[[Dim], bool] = lambda d: False
     facts: Facts = ()
+    simplify: Callable[[Dim], Dim] = lambda d: d
+    multiples: Mapping[Expr, Dim] = field(default_factory=dict)
 
     def about(self, d: Dim) -> Facts:
         """The facts that bear on `d`, by symbols in common."""
@@ -160,7 +163,7 @@ class _Checker:
         self.require(room - 1 - index, cases, where, buffer, index, room)
 
     def require(self, d: Dim, cases: Cases, where: str, buffer: str, index: Dim, room: Dim) -> None:
-        if is_at_least_zero(d):
+        if is_at_least_zero(d) or is_at_least_zero(d := self.known.simplify(d)):
             return
         key = (d, room, cases)
         if key not in self.answers:
@@ -217,21 +220,24 @@ class _Checker:
     def missing(self, d: Dim, cases: Cases) -> Dim | None:
         """None where `d` is at least 0 in all cases; else what would have to be."""
         for facts in cases:
-            if not self.proved(d, facts):
-                least = lowest(d, self.plan.size_symbols)
-                if not (self.known.holds(least) or self.proved(least, facts)):
-                    return least
+            if self.proved(d, facts, search=False):
+                continue
+            least = lowest(d, self.plan.size_symbols)
+            if self.known.holds(least):
+                return None
+            if not (self.proved(d, facts) or self.proved(least, facts)):
+                return least
         return None
 
-    def proved(self, d: Dim, facts: Facts) -> bool:
-        if self.failures >= MOST_FAILURES:
+    def proved(self, d: Dim, facts: Facts, search: bool = True) -> bool:
+        if search and self.failures >= MOST_FAILURES:
             return False
         facts = (*facts, *self.known.about(d))
         if facts not in self.views:
-            self.views[facts] = View(facts, self.plan.size_symbols)
+            self.views[facts] = View(facts, self.plan.size_symbols, self.known.multiples)
         view = self.views[facts]
-        found = prove(view.of(d), view.facts) or prove(d, facts)
-        self.failures += not found
+        found = prove(view.of(d), view.facts, search=search) or (search and prove(d, facts))
+        self.failures += search and not found
         return found
 
 

@@ -8,7 +8,7 @@ and d - q * f are, for a q that is.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -46,11 +46,12 @@ where a hundred facts would make it thousands), and choices that are tried one o
 
 class View:
     """Facts about sizes alone, written into the sizes: of what is known to be at least 1, say, such a symbol. `facts`:
-    the others."""
+    the others. multiples: sizes that are a number times another size, as that."""
 
-    def __init__(self, facts: Facts, sizes: Collection[Expr]) -> None:
-        self.sizes = sizes
-        self.mapping: dict[Expr, Dim] = {}
+    def __init__(self, facts: Facts, sizes: Collection[Expr], multiples: Mapping[Expr, Dim] | None = None) -> None:
+        multiples = multiples or {}
+        self.sizes = {*sizes, *(symbol for whole in multiples.values() for symbol in free_symbols(whole))}
+        self.mapping: dict[Expr, Dim] = dict(multiples)
         kept: list[Dim] = []
         for fact in facts:
             if isinstance(fact, int) or not all(symbol in sizes for symbol in free_symbols(fact)):
@@ -149,14 +150,18 @@ def loosened(d: Dim) -> list[Dim]:
     return [d]
 
 
-def prove(d: Dim, facts: Facts, splits: int = MOST_SPLITS) -> bool:
-    """Whether `d` is at least 0 where the facts are."""
+def prove(d: Dim, facts: Facts, splits: int = MOST_SPLITS, search: bool = True) -> bool:
+    """Whether `d` is at least 0 where the facts are. search: not at a glance only."""
     if is_at_least_zero(d) or any(isinstance(fact, int) and fact < 0 for fact in facts):  # or nothing gets here
         return True
     given = tuple(fact for fact in facts if isinstance(fact, Expr))
     d = _without_factor(_at_ends(d, given))
     if isinstance(d, int) or _is_plainly(d):
         return _is_plainly(d)
+    if any(is_at_least_zero(_at_ends(_with_least(d, given, linear), given)) for linear in (False, True)):
+        return True
+    if not search:
+        return False
     if combine(d, (*given, *_ends(d, given), *_meanings(d, given))):
         return True
     choice = next((atom for monomial, _ in d.terms for atom in monomial if isinstance(atom, (Min, Max))), None)
@@ -294,15 +299,61 @@ def _less(d: Expr, times: int, factor: Dim, fact: Expr) -> Dim:
 
 
 def _meanings(d: Expr, facts: tuple[Expr, ...]) -> Iterator[Expr]:
-    """What quotients and remainders in `d` and in the facts are: q = x // k has 0 <= x - k * q < k, and x % k has 0 <=
-    x % k < k."""
+    """What quotients and remainders in `d` and in the facts are: q = x // k has 0 <= x - k * q < k, and is at most what
+    the greatest x gives; x % k has 0 <= x % k < k."""
     for atom in dict.fromkeys(inside for whole in (d, *facts) for inside in _divisions(whole)):
+        if not _divides(atom, facts):
+            continue
         rest = atom.left - atom.right * atom if isinstance(atom, FloorDiv) else atom
-        if not is_at_least_zero(atom.right - 1) and not any(is_at_least_zero(atom.right - 1 - fact) for fact in facts):
-            continue  # a divisor that may be 0 gives anything
-        for meaning in (rest, atom.right - 1 - rest):
+        for meaning in (rest, atom.right - 1 - rest, _highest(atom, facts) - atom):
             if isinstance(meaning, Expr):
                 yield meaning
+
+
+def _divides(atom: FloorDiv | Mod, facts: tuple[Expr, ...]) -> bool:
+    """Whether the divisor is at least 1: one that may be 0 gives anything."""
+    return is_at_least_zero(atom.right - 1) or any(is_at_least_zero(atom.right - 1 - fact) for fact in facts)
+
+
+def _highest(d: Dim, facts: tuple[Expr, ...]) -> Dim:
+    """A bound of `d` from above: its divisions and symbols at the ends of their ranges, where these are known."""
+    for _ in range(8):
+        if isinstance(d, int):
+            break
+        inside = (atom for (atom, *more), times in d.terms if times > 0 and not more)
+        top = next((atom for atom in inside if isinstance(atom, (FloorDiv, Mod)) and _divides(atom, facts)), None)
+        if top is not None:
+            above = top.right - 1 if isinstance(top, Mod) else _highest(top.left, facts) // top.right
+            if above is top:
+                break
+            d = _with(d, top, above)
+        else:
+            ends = (_end(-d, symbol) for symbol in sorted(free_symbols(d), key=str))
+            end = next((one for one in ends if one is not None), None)
+            if end is None:
+                break
+            d = substitute(d, end)
+    return d
+
+
+def _with_least(d: Expr, facts: tuple[Expr, ...], linear: bool) -> Dim:
+    """A bound of `d` from below: its divisions at the ends of their ranges, as if they had nothing to do with each
+    other. linear: of k * (x // k) that is taken away, x is."""
+    found: list[Dim] = [d.constant]
+    for monomial, times in d.terms:
+        factors: list[Dim] = list(monomial)
+        at = next((k for k, atom in enumerate(monomial) if isinstance(atom, (FloorDiv, Mod))), None)
+        if at is not None and is_at_least_zero(product(factors[:at] + factors[at + 1 :])):
+            atom = monomial[at]
+            if times < 0 and linear and isinstance(atom, FloorDiv) and isinstance(atom.right, int) and atom.right > 0:
+                if times % atom.right == 0:
+                    factors[at], times = atom.left, times // atom.right
+            elif times < 0:
+                factors[at] = _highest(atom, facts)
+            elif is_at_least_zero(atom):
+                factors[at] = 0
+        found.append(product(factors) * times)
+    return total(found)
 
 
 def _divisions(d: Dim) -> Iterator[FloorDiv | Mod]:

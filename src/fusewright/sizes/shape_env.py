@@ -203,11 +203,11 @@ class ShapeEnv:
     @property
     def has_equalities(self) -> bool:
         """Whether a guard has fixed a size or tied it to another."""
-        return bool(self._equal or self._zero)
+        return bool(self._equal or self._zero or self._divisors)
 
     def simplify(self, d: Dim) -> Dim:
         """`d` with the learnt equalities applied."""
-        if isinstance(d, int) or not (self._equal or self._zero):
+        if isinstance(d, int) or not (self._equal or self._zero or self._divisors):
             return d
         found = self._simplified.get(d)
         if found is None:
@@ -216,7 +216,7 @@ class ShapeEnv:
 
     def _apply(self, d: Dim) -> Dim:
         while True:
-            simpler = substitute(d, self._equal)
+            simpler = self._in_parts(substitute(d, self._equal))
             for zero, term in self._zero.items():
                 simpler = eliminate(simpler, zero, term)  # type: ignore[arg-type]
             if simpler == d:
@@ -370,21 +370,45 @@ class ShapeEnv:
         """Whether `d` is certainly a multiple of `k`, with learnt divisibility."""
         return is_multiple(self._with_divisors(self.simplify(d)), k)
 
-    def _with_divisors(self, d: Dim) -> Dim:
-        shared = free_symbols(d) & self._divisors.keys()
-        if not shared:
-            return d
+    def as_multiples(self) -> dict[Expr, Dim]:
+        """Each symbol that is a multiple of a number, as the product of that number and another symbol."""
         parts: dict[Expr, Dim] = {}
-        for s in shared:
-            divisor = self._divisors[s]
-            low, high = bounds(s)
+        for s, divisor in self._divisors.items():
+            low, high = self.range_of(s)
             part = symbol(
                 f"{s.name}_{divisor}",
                 None if low is None else -(-low // divisor),
                 None if high is None else high // divisor,
             )
             parts[s] = part * divisor
-        return substitute(d, parts)
+        return parts
+
+    def _with_divisors(self, d: Dim) -> Dim:
+        return d if free_symbols(d).isdisjoint(self._divisors) else substitute(d, self.as_multiples())
+
+    def _in_parts(self, d: Dim) -> Dim:
+        """The one form of `d` over symbols that are multiples of a number: the symbol where its factor has the number,
+        else the quotient."""
+        if isinstance(d, int) or free_symbols(d).isdisjoint(self._divisors):
+            return d
+        if all(isinstance(atom, Symbol) for monomial, _ in d.terms for atom in monomial):
+            return d
+        parts = self.as_multiples()
+        origin: dict[Expr, Symbol] = {part: s for s in self._divisors for part in free_symbols(parts[s])}
+        back: dict[Expr, Dim] = {part: s // self._divisors[s] for part, s in origin.items()}
+        d = substitute(d, parts)
+        found: list[Dim] = [d] if isinstance(d, int) else [d.constant]
+        for monomial, times in () if isinstance(d, int) else d.terms:
+            factors: list[Dim] = []
+            for atom in monomial:
+                whole = origin.get(atom)
+                if whole is not None and times % self._divisors[whole] == 0:
+                    times //= self._divisors[whole]
+                    factors.append(whole)
+                else:
+                    factors.append(substitute(atom, back))
+            found.append(product(factors) * times)
+        return total(found)
 
     def _divisible(self, difference: Dim) -> bool:
         """A difference that is zero only because of learnt divisibility."""
@@ -450,6 +474,8 @@ class ShapeEnv:
                 self._learn_bound(atom.left - least * atom.right)
             if most is not None:
                 self._learn_bound((most + 1) * atom.right - 1 - atom.left)
+        if isinstance(atom, Mod) and most == 0 and atom not in self._zero:
+            self._learn_equality(atom)
         if not isinstance(atom, Symbol):
             return
         low, high = bounds(self._narrow.get(atom, atom))
@@ -479,13 +505,16 @@ class ShapeEnv:
         if len(difference.terms) == 1 and difference.constant == 0:
             (atom, *others), _ = difference.terms[0]
             if not others and isinstance(atom, Mod) and isinstance(atom.right, int):
-                whole = atom.left // atom.right * atom.right - atom.left  # so that sizes have one form
+                left: Expr = atom.left  # type: ignore[assignment]
+                divisor = atom.right
+                if len(left.terms) == 1 and not left.constant:  # 6 * n is a multiple of 7 where n is
+                    monomial, times = left.terms[0]
+                    left, divisor = product(monomial), divisor // math.gcd(divisor, times)  # type: ignore[assignment]
+                if self._learn_divisor(left, divisor):
+                    return
+                whole = left // divisor * divisor - left  # so that sizes have one form
                 if isinstance(whole, Expr):
                     self._zero[whole] = greatest_term(whole)
-                if isinstance(atom.left, Symbol):
-                    self._divisors[atom.left] = math.lcm(self._divisors.get(atom.left, 1), atom.right)
-                    self._pin(atom.left)
-                    return
         alone = [
             (monomial[0], count)
             for monomial, count in difference.terms
@@ -508,6 +537,21 @@ class ShapeEnv:
         self._not_negative.extend((difference, -difference))
         self._learn_bound(difference)
         self._learn_bound(-difference)
+
+    def _learn_divisor(self, multiple: Expr, divisor: int) -> bool:
+        """`multiple` is one of `divisor`: whether that says of one symbol that it is a multiple of a number."""
+        part = self._with_divisors(multiple)
+        if isinstance(part, int) or len(part.terms) != 1 or part.constant or len(part.terms[0][0]) != 1:
+            return False
+        ((inner,), times) = part.terms[0]
+        found: dict[frozenset[Expr], Expr] = {frozenset([s]): s for s in free_symbols(multiple)}
+        found |= {frozenset(free_symbols(whole)): s for s, whole in self.as_multiples().items()}
+        unknown = found.get(frozenset([inner]))
+        if not isinstance(unknown, Symbol):
+            return False
+        self._divisors[unknown] = self._divisors.get(unknown, 1) * (divisor // math.gcd(divisor, times))
+        self._pin(unknown)
+        return True
 
     def _fix(self, unknown: Symbol, value: Dim) -> None:
         self._equal[unknown] = value
