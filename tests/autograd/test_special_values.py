@@ -179,6 +179,14 @@ def test_a_gradient_of_halves_is_rounded_once(function: Function, dtype: torch.d
     torch.testing.assert_close(gradient, wanted, rtol=2 * torch.finfo(dtype).eps, atol=atol)
 
 
+def test_an_epsilon_that_a_half_does_not_hold_keeps_its_value() -> None:
+    """Eager rounds it to 0, and divides by that."""
+    x = torch.tensor([[0.0, -0.0, 3.0]], dtype=torch.float16)
+    assert torch.nn.functional.normalize(x, dim=0)[0, 0].isnan()
+    found = fusewright.compile(lambda x: torch.nn.functional.normalize(x, dim=0))(x)
+    torch.testing.assert_close(found, torch.nn.functional.normalize(x.double(), dim=0).half(), rtol=0, atol=0)
+
+
 def test_what_has_a_kernel_of_its_own_is_recorded_whole() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -53,6 +55,24 @@ def test_what_one_elements_rounding_allows_says_nothing_of_its_neighbours() -> N
     assert not compare._as_near(torch.tensor([102.0, 1.0]), eager, nudged)
     assert compare._as_near(torch.tensor([100.5, 1 + 1e-7]), eager, [torch.tensor([101.0, 1.0])])
     assert not compare._as_near(torch.tensor([100.5, 1 + 5e-7]), eager, [torch.tensor([101.0, 1.0])])
+
+
+def test_what_is_not_finite_may_differ_only_where_eager_is_not_as_float64_is() -> None:
+    inf, nan = math.inf, math.nan
+    cases = [  # ours, eager, float64, near
+        ([inf, 2.0], [nan, 2.0], [inf, 2.0], True),  # eager's epsilon was rounded to 0
+        ([3.0, 2.0], [inf, 2.0], [3.0, 2.0], True),
+        ([inf, 2.0], [nan, 2.0], [nan, 2.0], False),
+        ([nan, 2.0], [inf, 3.0], [inf, 2.0], False),
+        ([3.0, inf], [inf, 2.0], [3.0, 2.0], False),
+        ([3.0, 4.0], [inf, 2.0], [3.0, 2.0], False),
+        ([-inf, 2.0], [inf, 2.0], [inf, 2.0], False),
+        ([complex(inf, nan), 2 + 1e-7j], [complex(inf, nan), 2], [complex(inf, nan), 2], True),
+        ([complex(inf, nan), 2], [complex(-inf, nan), 2], [complex(inf, nan), 2], False),
+    ]
+    for *values, near in cases:
+        ours, eager, precise = (torch.tensor(one, dtype=torch.complex128) for one in values)
+        assert compare._near(ours, eager, precise, 1e-5) is near
 
 
 CANCELS = """

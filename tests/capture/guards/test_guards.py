@@ -26,6 +26,7 @@ from fusewright.capture.guards import (
     readable,
     torch_state,
 )
+from fusewright.capture.guards.check import relation_of
 from fusewright.capture.guards.sources import (
     Attribute,
     Closure,
@@ -257,6 +258,21 @@ def test_size_relations():
     assert answers == {True, False}
     text = "((x.shape[0] % 2) != 1) no longer holds: x.shape[0] is 7"
     assert program.failure((torch.ones(7, 3), torch.ones(2, 5)), function)[1] == text
+
+
+def test_a_guard_with_sources_of_its_own_walks_no_others():
+    """A list of 50,000 numbers that vary has as many symbols, and as many guards."""
+
+    class Sources(dict):
+        def __iter__(self):
+            raise AssertionError("all of them were walked")
+
+        keys = items = values = __iter__
+
+    sources = Sources(s0=TensorSize(X, 0))
+    tree = ("<=", ("sym", "width"), ("sym", "s0"))
+    found, known = relation_of(Guard("SIZE", X, (tree, {"width": TensorSize(X, 1)})), sources)
+    assert (found, known["width"], known["s0"]) == (tree, TensorSize(X, 1), TensorSize(X, 0))
 
 
 def test_symbolic_python_int_and_size_constants():

@@ -13,7 +13,7 @@ import itertools
 import struct
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -285,7 +285,8 @@ def relation_of(guard: Guard, symbols: Mapping[str, Source]) -> tuple[Tree, Mapp
     """A SIZE guard's relation as nested tuples, and the source of each symbol."""
     value = guard.value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
-        value, symbols = value[0], {**symbols, **value[1]}
+        # no copy: there may be thousands of such guards
+        value, symbols = value[0], ChainMap(value[1], symbols)  # type: ignore[arg-type]
     if isinstance(value, Relation):
         value = (value.op, to_tuples(value.left), to_tuples(value.right))
     return value, symbols
