@@ -61,6 +61,9 @@ def torch_target(fn: Callable[..., object], args: Sequence[object]) -> tuple[str
     return "call_function", fn, args
 
 
+_OF_DATA = (torch.tensor, torch.as_tensor, torch.asarray)  # of one of NumPy's numbers they take the dtype
+
+
 _SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {
     FloorDiv: operator.floordiv,
     Mod: operator.mod,
@@ -86,16 +89,20 @@ class TorchLevel:
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
+        self.of_numpy = False  # whether the call is given one of NumPy's numbers
         self.sizes: dict[Dim, torch.fx.Node] = {}
         self.results: dict[Dim, tuple[torch.fx.Node, int]] = {}  # where sizes that depend on data are found
 
     def call(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> torch.fx.Node:
         """The node of a call, at the end of the graph."""
         kind, target, args = torch_target(fn, args)
+        self.of_numpy = False
         node_args = tuple(self.argument(value) for value in args)
         node_kwargs = {name: self.argument(value) for name, value in kwargs.items()}
         node = add_node(self.recorder.graph, kind, target, node_args, node_kwargs)
         node.meta["location"] = self.recorder.location()
+        if self.of_numpy and target in _OF_DATA:
+            node.meta["of_numpy"] = True
         return node
 
     def argument(self, value: object) -> object:
@@ -116,8 +123,9 @@ class TorchLevel:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":  # operators take it as the number
-            return value.item()
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":  # operators take it as the number, not as a bool
+            self.of_numpy = True
+            return float(value) if value.dtype.kind == "b" else value.item()
         # a node: a higher-order operator's body
         if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):
             self.recorder.lacks_form("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
@@ -133,6 +141,8 @@ class TorchLevel:
                 return  # a body gives back a tensor of the graph around it, which keeps its node there
             result.node = node
             node.meta["type"] = result.tensor_type
+            if node.meta.get("of_numpy") and len(node.args) < 2 and node.kwargs.get("dtype") is None:
+                node.kwargs = {**node.kwargs, "dtype": result.dtype}
             for dim, size in enumerate(result.tensor_type.shape):
                 if isinstance(size, Expr):
                     self.results.setdefault(size, (node, dim))

@@ -191,3 +191,9 @@ def np_arrays_of_tensors(x):
     shared = np.asarray(y)
     shared[0] = 7
     return y, np.asarray(x, dtype=np.float64), x.numpy().copy() * 2
+
+
+@program(lambda: (torch.arange(3), np.float64(2.0), np.int32(3), np.bool_(True)))
+def np_numbers_into_tensors(x, real, whole, truth):
+    made = torch.tensor(real), torch.as_tensor(whole), torch.asarray(np.float16(2)), torch.tensor([real, 1])
+    return made, torch.tensor(data=truth, dtype=None), torch.full((2,), truth), x * real, x + whole, x * truth

@@ -43,7 +43,8 @@ _paths: dict[int, tuple[types.CodeType, list[_Path]]] = {}  # by the identity of
 
 
 def as_written(world: World, fn: Callable[..., Any]) -> bool:
-    """Whether `fn`, run natively, calls nothing of the program's; guards what that rests on."""
+    """Whether `fn`, run natively, calls nothing of the program's; guards what that rests on, and which one it is."""
+    world.guard_identity(fn)
     pending = [fn] if type(fn) is types.FunctionType else list(_methods(_OPERATORS.get(fn, ())))
     if not pending:
         return True

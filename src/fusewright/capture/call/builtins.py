@@ -472,6 +472,7 @@ _FIELD: Any = dataclasses._FIELD  # type: ignore[attr-defined]
 def _guard_signature(world: World, function: Any) -> None:
     """What inspect.signature reads of a Python function and of those that it wraps."""
     while isinstance(function, types.FunctionType) and world.load_function(function):
+        world.guard_identity(function)
         where = world.constant(function, function.__name__)
         for name in ("__defaults__", "__kwdefaults__", "__annotations__"):
             world.guard("IS", Attribute(where, name), getattr(function, name))

@@ -47,11 +47,11 @@ from fusewright.capture.call import (
 )
 from fusewright.capture.call.cached import call_cached
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Referent
+from fusewright.capture.guards.sources import Attribute, Referent
 from fusewright.operators.higher_order import PLAIN
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.interfaces import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -90,15 +90,12 @@ def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None)
         if answer is not MISSING:
             return answer
     marked = call_marked.registered(fn)
-    if marked is not None:
-        return marked(tracer, fn, args, kwargs)
-    if tracer.world.uses_arrays:
-        rule = arrays.takes(fn, args, kwargs)
-        if rule is not None:
-            return rule(tracer, fn, args, kwargs)
+    if marked is None and tracer.world.uses_arrays:
+        marked = arrays.takes(fn, args, kwargs)
     row = ROWS.get(id(fn))
-    if row is not None:
-        return row(tracer, args, kwargs)
+    if marked is not None or row is not None:
+        tracer.world.guard_identity(fn)  # what is known of it is known of no other one
+        return marked(tracer, fn, args, kwargs) if marked is not None else row(tracer, args, kwargs)  # type: ignore
     handler = KINDS.get(type(fn))
     if handler is None:
         handler = next((handler for base, handler in BASE_KINDS if isinstance(fn, base)), _call_object)
@@ -116,6 +113,7 @@ def refuse(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """The graph break of a callable that nothing is known about."""
     rule = call_marked.by_torch(fn)
     if rule is not None:
+        tracer.world.guard_identity(fn)
         return rule(tracer, fn, args, kwargs)
     raise GraphBreak(call_support.break_code(fn, "untraceable-call"), describe(fn))
 
@@ -136,6 +134,7 @@ def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: K
         return policy(tracer, fn, args, kwargs)
     rule = call_marked.by_torch(fn)
     if rule is not None:
+        tracer.world.guard_identity(fn)
         return rule(tracer, fn, args, kwargs)
     return tracer.inline(fn, args, kwargs)
 
@@ -152,6 +151,7 @@ def _dispatch(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs
     ):
         return tracer.inline(fn, args, kwargs)
     found = fn(args[0])
+    world.guard_identity(fn)
     world.guard_answer(fn, args, found, identical=True)
     return world.load(found, world.constant(found, getattr(found, "__name__", "dispatched")))
 
@@ -245,6 +245,19 @@ def _call_native_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> 
     return call(tracer, world.getattr(args[0], name), tuple(more), keywords)
 
 
+def _original_of(world: World, fn: Any, names: tuple[str, ...]) -> Any:
+    """The Python function or module behind a callable written in C, read from there at each call; or None."""
+    source = world.source_of(fn)
+    for name in names:
+        original = getattr(fn, name, None)
+        if source is not None and isinstance(original, (types.FunctionType, types.MethodType, torch.nn.Module)):
+            return world.load(original, Attribute(source, name))
+    return None
+
+
+_ORIGINALS = ("_fusewright_original", "_torchdynamo_orig_callable", "__wrapped__")  # of what was compiled
+
+
 def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """An object with `__call__`."""
     world = tracer.world
@@ -253,19 +266,15 @@ def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if found is MISSING:
         raise UserException(TypeError(f"'{classes.said_name(world.type_of(fn))}' object is not callable"))
     if isinstance(found, types.WrapperDescriptorType):
-        original = call_torch.original_of(fn)
-        if original is not None:
-            return call(tracer, world.load(original, world.constant(original, "original")), args, kwargs)
-        return refuse(tracer, fn, args, kwargs)
+        original = _original_of(world, fn, _ORIGINALS)
+        return (refuse if original is None else call)(tracer, fn if original is None else original, args, kwargs)
     return call(tracer, world.bind(found, fn, kind, "__call__"), args, kwargs)
 
 
 def _call_scripted(tracer: Tracer, fn: torch.jit.ScriptFunction, args: Args, kwargs: Kwargs) -> Any:
     """What torch.jit.script made of a function: the function. (Of one that was traced, there is none.)"""
-    original = vars(fn).get("_torchdynamo_inline")
-    if original is None:
-        return refuse(tracer, fn, args, kwargs)
-    return call(tracer, tracer.world.load(original, tracer.world.constant(original, "scripted")), args, kwargs)
+    original = _original_of(tracer.world, fn, ("_torchdynamo_inline",))
+    return (refuse if original is None else call)(tracer, fn if original is None else original, args, kwargs)
 
 
 def _call_torch_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:

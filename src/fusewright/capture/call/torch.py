@@ -589,12 +589,3 @@ ROWS: list[tuple[Any, Row]] = [
         if isinstance(method, types.FunctionType) and name != "__init__"
     ),
 ]
-
-
-def original_of(fn: Any) -> Any:
-    """The Python function or module behind a compiled callable (ours or PyTorch's), or None."""
-    for name in ("_fusewright_original", "_torchdynamo_orig_callable", "__wrapped__"):
-        original = getattr(fn, name, None)
-        if isinstance(original, (types.FunctionType, types.MethodType, torch.nn.Module)):
-            return original
-    return None

@@ -213,6 +213,7 @@ def wrap(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def call_operator(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """torch.library.custom_op: the operator behind the Python object, so that it is one node that prints and runs. One
     that launches Triton kernels (triton_op) is what its function records."""
+    tracer.world.guard_identity(args[0])
     inside = _inside_operator(args[0]) if tracer.recorder.level == "aten" else None
     if inside is not None:
         return tracer.call(tracer.world.load(inside, tracer.world.constant(inside, "operator")), args[1:], kwargs)

@@ -11,6 +11,7 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from fusewright._native import isinstance
@@ -161,9 +162,8 @@ def load_cell(world: World, real: types.CellType, source: Source) -> object:
 # Attributes of a function that an assignment changes, read from it at every check; the others never change.
 _SETTABLE = frozenset({
     "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__", "__module__", "__doc__",
-    "__annotations__", "__annotate__",
+    "__annotations__", "__annotate__", "__type_params__",
 })  # fmt: skip
-_FIXED = frozenset({"__builtins__", "__type_params__"})
 
 
 def getattr_function(world: World, function: types.FunctionType, name: str) -> object:
@@ -178,7 +178,7 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
             raise UserException(missing) from None
     if name == "__globals__":
         return world.globals_dict(function)
-    if name in _FIXED:
+    if name == "__builtins__":
         return world.load(getattr(function, name), world.constant(getattr(function, name), name))
     if name in _SETTABLE:
         return world.load(getattr(function, name), Attribute(record.source, name))
@@ -195,7 +195,7 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
 
 IDENTITY_TYPES: tuple[type, ...] = (
     types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator, np.ufunc, type(np.concatenate),
 )  # fmt: skip
 
 EXACT: dict[type, Any] = dict.fromkeys(IDENTITY_TYPES, load_identity) | {

@@ -1,0 +1,118 @@
+"""A callable that a rule takes as known, not through what it holds, is another one at a later call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fusewright
+
+Made = Callable[[float], Any]
+
+
+def one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def two(x: torch.Tensor) -> torch.Tensor:
+    return x + 2
+
+
+def closure(by: float) -> Any:
+    return lambda x: x + by
+
+
+def with_default(by: float) -> Any:
+    return lambda x, by=by: x + by
+
+
+def operation(by: float) -> Any:
+    name = f"fusewright_tests::add_{by:.0f}_{next(_NAMES)}"
+
+    @torch.library.custom_op(name, mutates_args=())
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return x + by
+
+    add.register_fake(torch.empty_like)
+    return add
+
+
+_NAMES = iter(range(100))
+
+
+def generic(by: float) -> Any:
+    made = functools.singledispatch(one)
+    made.register(torch.Tensor, closure(by))
+    return made.dispatch
+
+
+def first_or(first: Any, second: Any) -> Made:
+    return lambda by: first if by == 1 else second
+
+
+CALLABLES: dict[str, Made] = {
+    "compiled": first_or(*(fusewright.compile(fn, backend="eager") for fn in (one, two))),
+    "compiled closure": lambda by: fusewright.compile(closure(by), backend="eager"),
+    "partial of a compiled one": lambda by: functools.partial(fusewright.compile(closure(by), backend="eager")),
+    "torch.compile": lambda by: torch.compile(closure(by), backend="eager"),
+    "disabled": lambda by: fusewright.disable(closure(by)),
+    "allowed": lambda by: torch.compiler.allow_in_graph(closure(by)),
+    "scripted": lambda by: torch.jit.script(one if by == 1 else two),
+    "traced": lambda by: torch.jit.trace(closure(by), (torch.ones(3),)),
+    "symbolically traced": lambda by: torch.fx.symbolic_trace(closure(by)),
+    "custom operator": operation,
+    "closure": closure,
+    "default": with_default,
+    "ufunc": first_or(np.sin, np.cos),
+    "numpy function": first_or(np.sum, np.mean),
+    "operator": first_or(torch.ops.aten.sin.default, torch.ops.aten.cos.default),
+    "builtin": first_or(torch.sin, torch.cos),
+    "method": first_or(torch.Tensor.sin, torch.Tensor.cos),
+    "Python function of torch": first_or(torch.nn.functional.relu, torch.nn.functional.softplus),
+    "dispatched": first_or(torch.nn.functional.max_pool1d, torch.nn.functional.adaptive_max_pool1d),
+    "method caller": lambda by: operator.methodcaller("add", by),
+    "mapped": lambda by: torch.func.vmap(closure(by)),
+    "autograd": lambda by: torch.func.grad(lambda x: (x * by).sum()),
+    "generic": generic,
+}
+USES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "generic": lambda fn, x: fn(torch.Tensor)(x),
+    "dispatched": lambda fn, x: fn(x[None], 2),
+    "ufunc": lambda fn, x: torch.as_tensor(fn(2.0)),
+    "numpy function": lambda fn, x: torch.as_tensor(fn(x.numpy())),
+}
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_another_one_is_called(name: str) -> None:
+    make, use = CALLABLES[name], USES.get(name, lambda fn, x: fn(x))
+    compiled = fusewright.compile(use, backend="eager")
+    x, alive = torch.arange(3.0), []
+    for by in (1, 1, 2, 1, 2, 3, 1):
+        alive.append(make(by))
+        assert torch.equal(compiled(alive[-1], x), use(alive[-1], x)), by
+
+
+@pytest.mark.parametrize("make", [with_default, lambda by: lambda x, *, by=by: x])
+def test_the_signature_of_another_one(make: Made) -> None:
+    def default(fn: Any) -> Any:
+        return inspect.signature(fn).parameters["by"].default
+
+    compiled = fusewright.compile(default, backend="eager")
+    assert [compiled(make(by)) for by in (1, 1, 2, 1, 2)] == [1, 1, 2, 1, 2]
+
+
+def test_a_function_that_is_compiled_in_the_call() -> None:
+    def program(x: torch.Tensor, by: int) -> torch.Tensor:
+        return fusewright.compile(lambda x: x + by, backend="eager")(x)
+
+    compiled = fusewright.compile(program, backend="eager")
+    assert [compiled(torch.zeros(()), by).item() for by in (2, 2, 1, 3, 1, 2)] == [2, 2, 1, 3, 1, 2]
