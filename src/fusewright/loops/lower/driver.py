@@ -58,11 +58,11 @@ from fusewright.loops.lower.values import (
     Value,
     axes_of,
     axis_symbols,
-    dense_strides_like,
     flat_index,
     is_empty,
     is_non_overlapping,
     is_one,
+    own_strides,
     strided_load,
     window,
 )
@@ -370,11 +370,7 @@ class Lowering:
         """A buffer laid out as the type says; densely where that would make elements share memory, unless an operator
         does so (`exact`)."""
         name = f"buf{len(self.program.buffers)}"
-        stride = (
-            type_.stride
-            if exact or is_non_overlapping(type_.shape, type_.stride)
-            else dense_strides_like(type_.shape, type_.stride)
-        )
+        stride = type_.stride if exact else own_strides(type_, self.graph)
         buffer = Buffer(name, type_.shape, stride, type_.dtype, type_.device, role)
         self.program.buffers[name] = buffer
         self.program.makers[name] = self._node_name

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+from torch.fx import Graph
 
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass
+from fusewright.graph.builder import facts_of
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
 from fusewright.loops.lower.registry import Fallback
@@ -32,6 +34,7 @@ from fusewright.sizes.expressions import (
     product,
     substitute,
 )
+from fusewright.sizes.proofs import Facts, prove
 from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType
 
@@ -174,13 +177,13 @@ def strided_load(buffer: str, shape: Shape, stride: Sequence[Dim], offset: Dim, 
     return ir.load(buffer, flat_index(axis_symbols(shape), stride, offset), dtype)
 
 
-def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
+def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim], facts: Facts | None = None) -> bool:
     """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those
-    before."""
+    before. `facts`: size expressions that are at least 0, from which it is to be proved."""
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
         dims.sort(key=lambda pair: (-pair[0], str(pair[1])))
-    return _can_be_stacked(dims, 1) or _is_dense(dims)
+    return _can_be_stacked(dims, 1, facts) or _is_dense(dims)
 
 
 def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
@@ -196,14 +199,23 @@ def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
     return True
 
 
-def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim) -> bool:
+def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim, facts: Facts | None) -> bool:
     """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over `extent` and
     those before it. Symbolic steps have no order of their own: another one is tried where the first does not lead to
     the end."""
     return not dims or any(
-        known_le(extent, step) is True and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent)
+        (known_le(extent, step) is True or (facts is not None and prove(step - extent, facts)))
+        and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent, facts)
         for at, (step, size) in reversed(list(enumerate(dims)))
     )
+
+
+def own_strides(type_: TensorType, graph: Graph) -> tuple[Dim, ...]:
+    """The type's, or dense ones where those would make elements share memory."""
+    apart = is_non_overlapping(type_.shape, type_.stride)
+    if apart or is_non_overlapping(type_.shape, type_.stride, facts_of(graph)):
+        return type_.stride
+    return dense_strides_like(type_.shape, type_.stride)
 
 
 def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:
