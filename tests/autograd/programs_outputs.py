@@ -733,6 +733,20 @@ def made_by_a_legacy_class(compiled: Compiled) -> list[Any]:
 
 
 @program
+def what_is_written_to_is_overlapping_hooked(compiled: Compiled) -> list[Any]:
+    def fn(a):
+        v = (a * 2).unfold(0, 2, 1)
+        v.register_hook(lambda gradient: gradient * 3)
+        return v
+
+    a = random(3)
+    v = compiled(fn)(a)
+    v[0] = 5
+    (v * torch.arange(4.0).view(2, 2)).sum().backward()
+    return [v, a.grad]
+
+
+@program
 def overlapping_result_is_written_to(compiled: Compiled) -> list[Any]:
     """Behind the call, and in it, where the write breaks the graph."""
     results: list[Any] = []

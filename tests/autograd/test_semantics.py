@@ -59,8 +59,13 @@ BREAKS: dict[str, set[str]] = {
 }
 
 
-# A view with a hook is made at a break where it shares memory with another result; so is a hook that writes to what it did not make.
+# A view with a hook is made at a break where it shares memory with another result, or its elements with each other; so is a hook that
+# writes to what it did not make.
 HOOKED = (
+    "unfold_hooked",
+    "unfold_step_hooked",
+    "overlapping_hooked",
+    "expanded_hooked",
     "_hooked_beside_its_base",
     "_hooked_of_leaf",
     "_of_hooked_view",

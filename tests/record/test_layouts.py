@@ -298,6 +298,30 @@ def test_memory_with_gaps_of_varying_sizes(grad: bool, dynamic: bool | None) -> 
             assert found.requires_grad == expected.requires_grad
 
 
+PARTS: list[Callable[[int], torch.Tensor]] = [
+    lambda n: torch.rand(n, 12)[:, 2:-1], lambda n: torch.rand(n + 1, 9).t(), lambda n: torch.rand(9, n).t()[::2],
+    lambda n: torch.rand(4 * n, 9)[::4], lambda n: torch.rand(n, 20)[::2, ::3],
+]  # fmt: skip
+SCATTERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "columns": lambda x: (part := x.t()[::2]).slice_scatter(part * 2, 1), "rows": lambda x: (part := x[::2]).slice_scatter(part * 2, 1),
+    "margins": lambda x: (part := x[:, 1:-1]).select_scatter(part[0] * 2, 0, 0), "far": lambda x: (part := x[:, ::3]).slice_scatter(part * 2),
+    "a square": lambda x: (part := x.t()[1:, ::3]).diagonal_scatter(part.diagonal() * 2), "all": lambda x: x.select_scatter(x[0] * 2, 0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scatters_into_parts_of_varying_sizes(name: str, dynamic: bool | None, requires_grad: bool) -> None:
+    """Their copies have the gaps of what they are copies of, whether a step is a number, a size, or free."""
+    function = SCATTERS[name]
+    for make in PARTS:
+        compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+        for n in (4, 6, 12, 5, 7):
+            x = make(n).requires_grad_(requires_grad)
+            torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)

@@ -202,6 +202,25 @@ def test_what_is_made_anew_is_no_view(number: int, requires_grad: bool, dynamic:
             one.detach_()
 
 
+OF_RESULTS: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: ((y := x * 2)[:], y.view(3, 3), y), lambda x: ((y := x.sum(0)).view(-1), y), lambda x: ((y := x @ x).view(-1), y[:], y),
+    lambda x: ((y := x.mT.flatten()), y.view(3, 3)), lambda x: ((y := (x + 1).mT.reshape(-1))[1:], y, y.view(3, 3), y[:]),
+    lambda x: ((y := x.mT.flatten()).view(-1), y.requires_grad_()), lambda x: ((y := x.mT.contiguous()).view(-1), y.mT, y),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(OF_RESULTS)))
+def test_which_result_another_is_a_view_of(number: int) -> None:
+    """In any order; a copy that is reshaped is no view of the copy."""
+
+    def bases(results: tuple[torch.Tensor, ...]) -> list[Any]:
+        places = [[place for place, one in enumerate(results) if t._base is one] for t in results]
+        return [(place, t._base is None, t.requires_grad) for place, t in zip(places, results)]
+
+    compiled, x = fusewright.compile(OF_RESULTS[number]), torch.arange(9.0).reshape(3, 3)
+    assert bases(compiled(x)) == bases(OF_RESULTS[number](x))
+
+
 def told_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     view = x[1:].mul_(2)
     x.requires_grad_()

@@ -98,7 +98,7 @@ def test_nothing_false_is_known(seed: int) -> None:
         relations = [Relation(rng.choice(["==", "<="]), one, other) for one in dims for other in (0, dims[0], dims[1])]
         simple, answers = [env.simplify(d) for d in dims], [env.known(relation) for relation in relations]
         asked += sum(answer is not None for answer in answers)
-        for numbers in itertools.product(range(0, 57, 1), range(0, 30)):
+        for numbers in itertools.product(range(57), range(30)):
             values: dict[Expr, int] = dict(zip(atoms, numbers))
             if not all(guard.holds(values) for guard in env.guards):
                 continue

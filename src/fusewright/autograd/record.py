@@ -268,8 +268,7 @@ def _check_memory(recorder: Recorder, value: TracedTensor, outputs: Sequence[obj
 def _overlaps(recorder: Recorder, value: TracedTensor) -> bool:
     """Whether elements share memory. A later write to such a tensor counts once for each of them, unless autograd knows
     what it is a view of."""
-    hooked = bool(value._backward_hooks)  # type: ignore[attr-defined]  # see _check_hooks
-    return not hooked and shares_elements(value.tensor_type, {} if recorder.env is None else recorder.env.examples)
+    return shares_elements(value.tensor_type, {} if recorder.env is None else recorder.env.examples)
 
 
 def _requires_for_its_base(value: Any, root: Any) -> bool:

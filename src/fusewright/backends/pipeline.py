@@ -46,7 +46,7 @@ from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
 from fusewright.select import generated_gemm
 from fusewright.select.linear import Chooser
-from fusewright.sizes.expressions import Dim, Relation, free_symbols, known_le
+from fusewright.sizes.expressions import Relation, free_symbols
 
 if TYPE_CHECKING:
     from fusewright.codegen.triton.module import Tiles
@@ -368,8 +368,9 @@ def _in_bounds(to_compile: GraphToCompile, graph: torch.fx.Graph, plan: Plan) ->
     env = env_of(to_compile.graph)
     if env is None:
         return bounds.show(plan)
-    at_most = _at_most(to_compile)
-    known = bounds.Known(lambda d: at_most(0, d) is True, env.not_negative(), env.simplify, env.as_multiples())
+    known = bounds.Known(
+        lambda d: env.known(Relation("<=", 0, d)) is True, env.not_negative(), env.simplify, env.as_multiples()
+    )
     shown = bounds.show(plan, known)
 
     def guarded(access: bounds.Unproved) -> bool:
@@ -406,23 +407,12 @@ def _scheduled(
     if plan is not None:
         return Selection(plan, options, None, half)
     run = functools.partial(run_stage, to_compile)
-    program = _loops(to_compile, graph, options)
+    program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion)
     gpu = None if _is_on_cpu(program) else _gpu()
     if gpu is not None:
         options = gpu.schedule_options(options, program)
     work = schedule if gpu is None else gpu.scheduled
     return Selection(run("schedule", "", plan_text, work, program, options), options, gpu, half)
-
-
-def _loops(to_compile: GraphToCompile, graph: torch.fx.Graph, options: ScheduleOptions) -> LoopProgram:
-    constants, at_most = to_compile.constants, _at_most(to_compile)
-    return run_stage(to_compile, "loops", "loops", print_program, lower, graph, constants, options.fusion, at_most)
-
-
-def _at_most(to_compile: GraphToCompile) -> Callable[[Dim, Dim], bool | None]:
-    """Whether a size is at most another, by all guards so far."""
-    env = env_of(to_compile.graph)
-    return known_le if env is None else lambda less, more: env.known(Relation("<=", less, more))
 
 
 _CPU = torch.device("cpu")
@@ -435,14 +425,16 @@ def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: Sched
     found = bodies.find(graph) if all(getattr(kind, "device", _CPU).type == "cpu" for kind in kinds) else None
     if found is None:
         return None
-    short = bodies.shortened(graph, found)
-    program = _loops(to_compile, short.graph, options)
+    run, short = functools.partial(run_stage, to_compile), bodies.shortened(graph, found)
+    program: LoopProgram = run(
+        "loops", "loops", print_program, lower, short.graph, to_compile.constants, options.fusion
+    )
     if not _is_on_cpu(program):
         return None
     own = {program.inputs[before]: program.inputs[after] for before, after in short.own.items()}
     repeat = Repeat(short.body, short.following, own, short.left_out, bodies.moved_lines(found))
     try:
-        return run_stage(to_compile, "schedule", "", plan_text, schedule, program, options, repeat)
+        return run("schedule", "", plan_text, schedule, program, options, repeat)
     except Irregular:
         return None
 

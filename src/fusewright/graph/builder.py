@@ -18,6 +18,7 @@ from fusewright.base.location import Location
 from fusewright.graph.nodes import add_call, written
 from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
+from fusewright.sizes.expressions import Dim
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType, same_strides
@@ -38,6 +39,15 @@ def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:
     """The ShapeEnv of a recorded graph: the recorder leaves it on the output node, and passes keep it there."""
     last = next(iter(reversed(graph.nodes)), None)
     return last.meta.get("env") if last is not None and last.op == "output" else None
+
+
+def facts_of(graph: torch.fx.Graph) -> tuple[Dim, ...]:
+    """What is known of the graph's sizes to be at least 0. The halves of a joint graph have these facts alone: their
+    guards may be in use already."""
+    env = env_of(graph)
+    if env is None:
+        return next(iter(reversed(graph.nodes))).meta.get("facts", ())  # type: ignore[no-any-return]
+    return (*env.not_negative(), *(env.simplify(size) - 2 for size in sorted(env.assumed, key=str)))
 
 
 class Builder:

@@ -202,6 +202,7 @@ def combine(d: Expr, facts: tuple[Expr, ...]) -> bool:
     waiting: list[tuple[tuple[Bound, ...], int, Expr]] = [((), next(order), d)]
     seen: set[Dim] = {d}
     facts = _strongest(facts)
+    least = {fact - fact.constant: fact.constant for fact in facts}
     left = MOST_TRIED
     for _ in range(MOST_STEPS):
         if not waiting or left <= 0:
@@ -217,6 +218,8 @@ def combine(d: Expr, facts: tuple[Expr, ...]) -> bool:
             if _is_plainly(less):
                 return True
             if isinstance(less, Expr):
+                if least.get(less - less.constant, INFINITY) <= less.constant:
+                    return True
                 heappush(waiting, (_lack(less), next(order), less))
     return False
 

@@ -58,6 +58,19 @@ def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...], own: Mapping[
     return tuple(result)
 
 
+def tight_strides(tensor: torch.Tensor) -> dict[int, list[int]]:
+    """axis → the axes inside of it, for axes whose stride steps over the elements of those, by less than their product:
+    a part of a larger tensor that ends before another step."""
+    sizes, strides = tensor.shape, tensor.stride()
+    order = sorted((axis for axis, size in enumerate(sizes) if size > 1), key=lambda axis: strides[axis])
+    found: dict[int, list[int]] = {}
+    for position, (inner, axis) in enumerate(pairwise(order), 1):
+        reach = sum((sizes[one] - 1) * strides[one] for one in order[:position])
+        if reach < strides[axis] < sizes[inner] * strides[inner]:
+            found[axis] = order[:position]
+    return found
+
+
 def free_strides(tensor: torch.Tensor) -> dict[int, int]:
     """axis → the next axis inside of it, for axes of several elements whose stride steps over the inner ones by more
     than their product: the tensor is a window on a larger one."""

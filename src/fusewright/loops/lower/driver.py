@@ -54,16 +54,15 @@ from fusewright.loops.lower.questions import (
 from fusewright.loops.lower.registry import Fallback
 from fusewright.loops.lower.results import as_recorded, check_aliases, empty_view, recorded_types, with_owners
 from fusewright.loops.lower.values import (
-    Comparison,
     Shape,
     Value,
     axes_of,
     axis_symbols,
-    dense_strides_like,
     flat_index,
     is_empty,
-    is_non_overlapping,
     is_one,
+    lie_apart,
+    own_strides,
     strided_load,
     window,
 )
@@ -105,8 +104,8 @@ class Call:
 class Lowering:
     """The state of one lowering: buffers, operations so far, and what each node stands for."""
 
-    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool, at_most: Comparison) -> None:
-        self.graph, self.constants, self.fusion, self.at_most = graph, constants, fusion, at_most
+    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True) -> None:
+        self.graph, self.constants, self.fusion = graph, constants, fusion
         self.program = LoopProgram()
         self.binder = ex.Binder()
         self.environment: dict[Node, Any] = {}
@@ -369,9 +368,7 @@ class Lowering:
         """A buffer laid out as the type says; densely where that would make elements share memory, unless an operator
         does so (`exact`)."""
         name = f"buf{len(self.program.buffers)}"
-        stride = type_.stride
-        if not exact and not is_non_overlapping(type_.shape, stride, self.at_most):
-            stride = dense_strides_like(type_.shape, stride)
+        stride = type_.stride if exact else own_strides(type_, self.graph)
         buffer = Buffer(name, type_.shape, stride, type_.dtype, type_.device, role)
         self.program.buffers[name] = buffer
         self.program.makers[name] = self._node_name
@@ -569,7 +566,7 @@ class Lowering:
         ref = window(target)
         if (
             ref is None
-            or not is_non_overlapping(ref.shape, ref.stride, self.at_most)
+            or not lie_apart(ref, self.graph)
             or not self.computable((target, source), {}, target.type)
         ):
             self.emit(
@@ -591,9 +588,7 @@ class Lowering:
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def lower(
-    graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True, at_most: Comparison = known_le
-) -> LoopProgram:
+def lower(graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True) -> LoopProgram:
     """The loops of `graph`. `constants`: the tensor of each get_attr node's target. `fusion`: False puts the result of
-    each operator into memory. `at_most`: what guards say of sizes. Raises TypeError for a node that is no ATen call."""
-    return Lowering(graph, constants, fusion, at_most).run()
+    each operator into memory. Raises TypeError for a node that is no ATen call."""
+    return Lowering(graph, constants, fusion).run()

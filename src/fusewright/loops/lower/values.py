@@ -9,13 +9,15 @@ stored.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+from torch.fx import Graph
 
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass
+from fusewright.graph.builder import facts_of
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
 from fusewright.loops.lower.registry import Fallback
@@ -32,12 +34,11 @@ from fusewright.sizes.expressions import (
     product,
     substitute,
 )
+from fusewright.sizes.proofs import Facts, prove
 from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType
 
 Shape = tuple[Dim, ...]
-Comparison = Callable[[Dim, Dim], bool | None]
-"""Whether a size is at most another; None where that is open."""
 
 
 @dataclass(slots=True, eq=False)
@@ -176,13 +177,13 @@ def strided_load(buffer: str, shape: Shape, stride: Sequence[Dim], offset: Dim, 
     return ir.load(buffer, flat_index(axis_symbols(shape), stride, offset), dtype)
 
 
-def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim], at_most: Comparison = known_le) -> bool:
+def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim], facts: Facts | None = None) -> bool:
     """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those
-    before. at_most: what is known of sizes."""
+    before. `facts`: size expressions that are at least 0, from which it is to be proved."""
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
         dims.sort(key=lambda pair: (-pair[0], str(pair[1])))
-    return _can_be_stacked(dims, (1,), at_most) or _is_dense(dims)
+    return _can_be_stacked(dims, 1, facts) or _is_dense(dims)
 
 
 def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
@@ -198,17 +199,25 @@ def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
     return True
 
 
-def _can_be_stacked(dims: list[tuple[Dim, Dim]], extents: tuple[Dim, ...], at_most: Comparison) -> bool:
-    """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over one of the
-    `extents` of those before it: the least, and what guards speak of. Symbolic steps have no order of their own:
-    another one is tried where the first does not lead to the end."""
+def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim, facts: Facts | None) -> bool:
+    """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over `extent` and
+    those before it. Symbolic steps have no order of their own: another one is tried where the first does not lead to
+    the end."""
     return not dims or any(
-        any(at_most(extent, step) is True for extent in extents)
-        and _can_be_stacked(
-            dims[:at] + dims[at + 1 :], ((size - 1) * step + extents[0], size * step), at_most
-        )
+        (known_le(extent, step) is True or (facts is not None and prove(step - extent, facts)))
+        and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent, facts)
         for at, (step, size) in reversed(list(enumerate(dims)))
     )
+
+
+def lie_apart(of: TensorType | BufferRef, graph: Graph) -> bool:
+    """Whether no two elements share a place, by ranges or by what is known of the graph's sizes."""
+    return is_non_overlapping(of.shape, of.stride) or is_non_overlapping(of.shape, of.stride, facts_of(graph))
+
+
+def own_strides(type_: TensorType, graph: Graph) -> tuple[Dim, ...]:
+    """The type's, or dense ones where those would make elements share memory."""
+    return type_.stride if lie_apart(type_, graph) else dense_strides_like(type_.shape, type_.stride)
 
 
 def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -40,8 +40,8 @@ from fusewright.capture.guards.torch_state import TENSOR_METHODS
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES, STRIDE
 from fusewright.record.torch_level import set_data
 from fusewright.record.traced_tensor import version_of
-from fusewright.sizes.expressions import Dim, Relation, symbol
-from fusewright.sizes.strides import free_strides
+from fusewright.sizes.expressions import Dim, Relation, symbol, total
+from fusewright.sizes.strides import free_strides, tight_strides
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
         if type(below) is not int or dim in steps:  # elements share no memory
             assert recorder.env is not None
             recorder.env.guard(Relation("<=", below, type_.stride[dim]))
+    for dim, inside in tight_strides(real).items():
+        reach = total((type_.shape[axis] - 1) * type_.stride[axis] for axis in inside)
+        if recorder.env is not None:
+            recorder.env.guard(Relation("<", reach, type_.stride[dim]))
     for dim, size in symbols.items():
         if real.stride(dim) == 0:  # kernels read its one element before the loop over it, so there must be one
             assert recorder.env is not None
