@@ -140,6 +140,30 @@ def test_a_checkpoint_is_computed_again() -> None:
     assert sum(node.target is torch.ops.aten.mm.default for node in halves.backward.nodes) >= 8
 
 
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("runs", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        self.calls += 1
+        return x.sin() * self.runs
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_wraps_writes_once(backend: str, reentrant: bool) -> None:
+    model = Counting()
+    compiled = fusewright.compile(lambda x: checkpoint(model, x, use_reentrant=reentrant), backend=backend)
+    for run in (1, 2):
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).sum().backward()
+        assert (model.runs.item(), model.calls) == (run, run)
+        torch.testing.assert_close(x.grad, x.detach().cos() * run)
+
+
 def test_a_budget_bounds_what_is_saved() -> None:
     # In float64: the softmax of such numbers turns a product's last bit in float32 into 1e-5.
     inputs = tuple(

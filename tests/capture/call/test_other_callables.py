@@ -80,11 +80,13 @@ CALLABLES: dict[str, Made] = {
     "method caller": lambda by: operator.methodcaller("add", by),
     "mapped": lambda by: torch.func.vmap(closure(by)),
     "autograd": lambda by: torch.func.grad(lambda x: (x * by).sum()),
+    "of a vjp": lambda by: torch.func.vjp(torch.sin, torch.arange(3.0) * by)[1],
     "generic": generic,
 }
 USES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "generic": lambda fn, x: fn(torch.Tensor)(x),
     "dispatched": lambda fn, x: fn(x[None], 2),
+    "of a vjp": lambda fn, x: fn(x)[0],
     "ufunc": lambda fn, x: torch.as_tensor(fn(2.0)),
     "numpy function": lambda fn, x: torch.as_tensor(fn(x.numpy())),
 }

@@ -39,13 +39,14 @@ _MADE = frozenset(
         (_TRANSFORMS, "jacrev.<locals>.wrapper_fn"), (_TRANSFORMS, "jacfwd.<locals>.wrapper_fn"),
     }
 )  # fmt: skip
-_DIRECT = frozenset({(_TRANSFORMS, "vjp"), (_TRANSFORMS, "jvp"), (_TRANSFORMS, "_vjp_with_argnums.<locals>.wrapper")})
+_OF_VJP = (_TRANSFORMS, "_vjp_with_argnums.<locals>.wrapper")  # holds the tensors of its forward
+_DIRECT = frozenset({(_TRANSFORMS, "vjp"), (_TRANSFORMS, "jvp"), _OF_VJP})
 
 
 def transform(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a transform, or what one has made."""
     name = _name(fn)
-    if name not in _MAKERS | _MADE | _DIRECT:
+    if name not in _MAKERS | _MADE | _DIRECT or (name == _OF_VJP and tracer.world.outside(fn) is not None):
         raise GraphBreak("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
     if tracer.recorder.level != "aten" and name not in _MAKERS:
         tracer.recorder.lacks_form("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
