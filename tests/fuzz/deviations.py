@@ -365,6 +365,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "scatters into what has gaps, once its sizes vary",
+        "Their copies have eager's gaps where the step is known, or what the graph knows of it shows that elements lie apart; "
+        "else they are dense.",
+        lambda found, text, examine: (
+            found.kind == "strides" and bool(re.search(r"(select|slice|diagonal)_scatter\(", text))
+        ),
+    ),
+    Deviation(
         "what the backward needs was written to",
         "Other tensors are kept for the backward than by eager, so a write in between may be refused, or not, otherwise.",
         ends=lambda ours, eager: (

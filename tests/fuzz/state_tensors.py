@@ -99,6 +99,9 @@ TENSOR_KINDS: tuple[Kind, ...] = (
     # functions of autograd and of PyTorch
     Kind("autograd function", "C$I", "class C$I(torch.autograd.Function):\n    k = 2.0\n    @staticmethod\n    def forward(ctx, a):\n        ctx.save_for_backward(a)\n        return a * C$I.k\n    @staticmethod\n    def backward(ctx, g): return g * ctx.saved_tensors[0] * C$I.k", "C$I.apply(x)",
          ("C$I.k = 3.0", "C$I.forward = staticmethod(lambda ctx, a: a + 1)", "C$I.backward = staticmethod(lambda ctx, g: g * 7)", "C$I.backward.__code__ = (lambda ctx, g: g * 5).__code__", "C$I.k = torch.tensor(2.0)"), steady=False),
+    Kind("function that is known as a whole", "o$I", "o$I = fusewright.compile(lambda v: v * $N, backend='eager')", "o$I(x)",
+         ("o$I = fusewright.compile(lambda v: v * $N, backend='eager')", "o$I = fusewright.compile(lambda v, k=$N: v - k, backend='eager')", "o$I = torch.compiler.allow_in_graph(lambda v: v + $N)", "o$I = torch.compiler.allow_in_graph(torch.sin)", "o$I = torch.ops.aten.cos",
+          "o$I = functools.partial(fusewright.compile(lambda v: v / 2, backend='eager'))", "o$I = o$I.__wrapped__", "o$I = torch.func.vmap(lambda v: v * $N)", "o$I = torch.compile(lambda v: v + $N, backend='eager')"), steady=False),
     Kind("saved tensors hooks", "", "", "(x * x).sum()", ("torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t * 2, lambda t: t); torch._C._autograd._pop_saved_tensors_default_hooks()", "torch._C._autograd._saved_tensors_hooks_disable('none today')", "torch._C._autograd._saved_tensors_hooks_enable()"), restore="torch._C._autograd._saved_tensors_hooks_enable()", steady=False),
     patched("function", "torch.nn.functional", "relu", "F.relu(x - 1)", "lambda t: t * 5", "torch.tanh"),
     patched("function of a module", "torch.nn.functional", "linear", "torch.nn.functional.linear(x, torch.ones(2, 3))", "lambda a, b, c=None: a.sum() + b"),

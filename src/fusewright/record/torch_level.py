@@ -123,7 +123,8 @@ class TorchLevel:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":  # to operators a bool is a number too
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            # operators take it as the number, a bool as a float
             self.of_numpy = True
             return float(value) if value.dtype.kind == "b" else value.item()
         # a node: a higher-order operator's body
