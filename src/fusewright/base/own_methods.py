@@ -7,6 +7,7 @@ program that assigns to `torch.nn.Module`.
 
 from __future__ import annotations
 
+import operator
 import types
 
 import torch
@@ -40,7 +41,7 @@ def operators_replaced() -> bool:
     PyTorch's Python versions of operators call these, where eager runs its C++."""
     global _replaced
     now = [*vars(torch.Tensor).values(), *vars(torch).values(), *vars(F).values()]
-    if now != _seen:
+    if len(now) != len(_seen) or not all(map(operator.is_, now, _seen)):  # a program's == may say anything
         _seen[:] = now
         _replaced = any(
             _is_foreign(name, value) and any(hasattr(base, name) for base in bases)

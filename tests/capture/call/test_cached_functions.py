@@ -6,10 +6,14 @@ Each row defines `program`, and perhaps `kept`, the function; `tests/fuzz/sessio
 
 from __future__ import annotations
 
+import functools
 import textwrap
+import warnings
 
 import pytest
+import torch
 
+import fusewright
 from tests.fuzz import session
 
 HEAD = """
@@ -176,3 +180,23 @@ def program(a, b=2):
 def test_bodies_run_as_often_as_in_eager(name: str, settings: str) -> None:
     found = session.examine(f"SETTINGS = {settings}\n{HEAD}{PROGRAMS[name]}{STEPS}")
     assert found is None, found
+
+
+class _Unhashable:
+    def __eq__(self, other: object) -> bool:
+        return NotImplemented
+
+
+def test_of_what_has_no_hash() -> None:
+    kept, it = functools.lru_cache(lambda p: 1), _Unhashable()
+
+    def program(x: torch.Tensor) -> object:
+        try:
+            return kept(it)
+        except TypeError as error:
+            return x + 1, str(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an internal error warns
+        found = fusewright.compile(program)(torch.ones(2))
+    assert found[1] == program(torch.ones(2))[1]

@@ -84,8 +84,9 @@ def _asked(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Of constants and of objects from outside, for a function of the program's."""
     world, values = tracer.world, (*args, *kwargs.values())
-    hashed = any(isinstance(classes.lookup(type(value), "__hash__"), types.FunctionType) for value in values)
-    if hashed or type(fn) is not functools._lru_cache_wrapper:
+    hashes = [classes.lookup(type(value), "__hash__") for value in values]  # a class with __eq__ alone has None
+    own = any(one is None or isinstance(one, types.FunctionType) for one in hashes)
+    if own or type(fn) is not functools._lru_cache_wrapper:
         return _called(tracer, fn, args, kwargs)
     for value in values:
         world.guard_identity(value)
