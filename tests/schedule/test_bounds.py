@@ -276,6 +276,13 @@ def test_numbers_that_a_kernel_stored_are_in_the_range_that_it_stored() -> None:
         assert (not unproved(made)) is known
 
 
+def test_a_division_is_at_its_greatest_in_one_term_alone() -> None:
+    """Where another term takes it away, it is not."""
+    rest, several = S1 % 7, symbol("several", 2, None)
+    assert not prove(-1 - (rest - several * rest) // 2, ())  # it is -1 where the remainder is 0
+    assert prove(3 - (rest - several * rest) // 2, ())
+
+
 def random_size(rng: random.Random, atoms: list[Expr], depth: int = 2) -> Dim:
     """A small expression over the symbols."""
     made: Dim = rng.randint(-3, 3)

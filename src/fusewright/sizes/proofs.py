@@ -323,13 +323,14 @@ def _highest(d: Dim, facts: tuple[Expr, ...]) -> Dim:
     for _ in range(8):
         if isinstance(d, int):
             break
-        inside = (atom for (atom, *more), times in d.terms if times > 0 and not more)
-        top = next((atom for atom in inside if isinstance(atom, (FloorDiv, Mod)) and _divides(atom, facts)), None)
-        if top is not None:
+        inside = ((atom, times) for (atom, *more), times in d.terms if times > 0 and not more)
+        found = (one for one in inside if isinstance(one[0], (FloorDiv, Mod)) and _divides(one[0], facts))
+        top, times = next(found, (None, 0))
+        if isinstance(top, (FloorDiv, Mod)):
             above = top.right - 1 if isinstance(top, Mod) else _highest(top.left, facts) // top.right
             if above is top:
                 break
-            d = _with(d, top, above)
+            d = d + (above - top) * times  # of this term alone: in another one it may be taken away
         else:
             ends = (_end(-d, symbol) for symbol in sorted(free_symbols(d), key=str))
             end = next((one for one in ends if one is not None), None)
