@@ -212,7 +212,12 @@ def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim, facts: Facts | Non
 
 def lie_apart(of: TensorType | BufferRef, graph: Graph) -> bool:
     """Whether no two elements share a place, by ranges or by what is known of the graph's sizes."""
-    return is_non_overlapping(of.shape, of.stride) or is_non_overlapping(of.shape, of.stride, facts_of(graph))
+    return is_non_overlapping(of.shape, of.stride) or _proved_apart(tuple(of.shape), tuple(of.stride), facts_of(graph))
+
+
+@lru_cache(1024)  # a model's buffers have few types, and each proof is a search
+def _proved_apart(shape: Shape, stride: Shape, facts: Facts) -> bool:
+    return is_non_overlapping(shape, stride, facts)
 
 
 def own_strides(type_: TensorType, graph: Graph) -> tuple[Dim, ...]:
