@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import fusewright
+from fusewright.sizes.expressions import Dim
+from fusewright.sizes.proofs import Facts, prove
 
 OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "int16": lambda x: x.to(torch.int16), "complex": lambda x: x.to(torch.complex64), "bfloat16": lambda x: x.bfloat16() + 1,
@@ -320,6 +322,27 @@ def test_scatters_into_parts_of_varying_sizes(name: str, dynamic: bool | None, r
         for n in (4, 6, 12, 5, 7):
             x = make(n).requires_grad_(requires_grad)
             torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_windows_of_images_of_varying_sizes_lie_apart_without_a_search(
+    requires_grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strides speak of a side, sizes of how many windows it has."""
+
+    def proved(d: Dim, facts: Facts, search: bool = True) -> bool:
+        assert not search
+        return prove(d, facts, search=False)
+
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        return x.sin().view(b, h // 7, 7, w // 7, 7, c).permute(0, 1, 3, 2, 4, 5).exp()
+
+    monkeypatch.setattr("fusewright.loops.lower.values.prove", proved)
+    compiled = fusewright.compile(windows, dynamic=True)
+    for size in ((2, 14, 21, 4), (3, 28, 14, 4)):
+        x = torch.randn(size, requires_grad=requires_grad)
+        torch.testing.assert_close(compiled(x), windows(x), check_stride=True)
 
 
 @pytest.fixture

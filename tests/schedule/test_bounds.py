@@ -283,16 +283,25 @@ def test_a_division_is_at_its_greatest_in_one_term_alone() -> None:
     assert prove(3 - (rest - several * rest) // 2, ())
 
 
+def test_a_remainder_and_a_quotient_are_of_one_division() -> None:
+    """Of an odd number that is even plus one: the index of a row that a mask lets through."""
+    rest = (B + 1) % 2
+    facts = (A * 2 + B - 1, rest, -rest)
+    assert prove(A * 5 + (B + 1) // 2 * 5 - 5, facts)
+    assert not prove(A * 5 + (B + 1) // 2 * 5 - 6, facts)
+
+
 def random_size(rng: random.Random, atoms: list[Expr], depth: int = 2) -> Dim:
     """A small expression over the symbols."""
     made: Dim = rng.randint(-3, 3)
     for _ in range(rng.randint(1, 3)):
         atom: Dim = rng.choice(atoms)
         kind = rng.random() if depth else 0
+        whole = random_size(rng, atoms, 0) if depth and rng.random() < 0.5 else atom + 1
         if kind > 0.9:
-            atom = random_size(rng, atoms, 0) // rng.choice([2, 3])
+            atom = whole // rng.choice([2, 3])
         elif kind > 0.8:
-            atom = random_size(rng, atoms, 0) % rng.choice([2, 3])
+            atom = whole % rng.choice([2, 3])
         elif kind > 0.7:
             atom = rng.choice([maximum, minimum])(random_size(rng, atoms, 0), random_size(rng, atoms, 0))
         elif kind > 0.4:

@@ -21,7 +21,7 @@ from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.base.thresholds import HALVES
-from fusewright.graph.builder import Builder, argument_types, env_of, facts_of
+from fusewright.graph.builder import Builder, argument_types, env_of, given_of
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.operators.derive import derive
@@ -234,7 +234,7 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
                 extra[-1] = _after(forward, values[node], env, torch.ops.aten._to_copy.default, dtype=narrow)
     kinds = output_node(joint.graph).meta.get("type") or (None,) * len(results)
     kept = (*kinds[: joint.outputs], *(None for _ in extra))
-    forward.output((*user, *extra)).meta.update(type=kept, facts=facts_of(joint.graph))
+    forward.output((*user, *extra)).meta.update(type=kept, given=given_of(joint.graph))
 
     backward = torch.fx.Graph()
     before, values = values, {}
@@ -265,7 +265,7 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         if isinstance(item, Node) and item not in values:
             values[item] = _copy(item, backward, values, env)
     gradients = tuple(values[item] if isinstance(item, Node) else item for item in results[joint.outputs :])
-    backward.output(gradients).meta.update(type=tuple(kinds[joint.outputs :]), facts=facts_of(joint.graph))
+    backward.output(gradients).meta.update(type=tuple(kinds[joint.outputs :]), given=given_of(joint.graph))
     shared = before.keys() & values.keys() - set(saved)
     for node in shared:
         if _makes_statistics(node, shared, saved):
@@ -329,7 +329,7 @@ def part_of(
         if node in needed and node not in values:
             values[node] = _copy(node, part, values)
     given = part.output(tuple(values[item] if isinstance(item, Node) else item for item in wanted))
-    given.meta["facts"] = facts_of(backward)
+    given.meta["given"] = given_of(backward)
     part.lint()
     return [placeholders.index(node) for node in saved], part
 

@@ -18,7 +18,7 @@ from fusewright.base.location import Location
 from fusewright.graph.nodes import add_call, written
 from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
-from fusewright.sizes.expressions import Dim
+from fusewright.sizes.proofs import Given
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType, same_strides
@@ -41,13 +41,14 @@ def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:
     return last.meta.get("env") if last is not None and last.op == "output" else None
 
 
-def facts_of(graph: torch.fx.Graph) -> tuple[Dim, ...]:
-    """What is known of the graph's sizes to be at least 0. The halves of a joint graph have these facts alone: their
-    guards may be in use already."""
+def given_of(graph: torch.fx.Graph) -> Given:
+    """What is known of the graph's sizes. The halves of a joint graph have this alone: their guards may be in use
+    already."""
     env = env_of(graph)
     if env is None:
-        return next(iter(reversed(graph.nodes))).meta.get("facts", ())  # type: ignore[no-any-return]
-    return (*env.not_negative(), *(env.simplify(size) - 2 for size in sorted(env.assumed, key=str)))
+        return next(iter(reversed(graph.nodes))).meta.get("given", Given())  # type: ignore[no-any-return]
+    above_one = (env.simplify(size) - 2 for size in sorted(env.assumed, key=str))
+    return Given((*env.not_negative(), *above_one), tuple(env.as_multiples().items()))
 
 
 class Builder:

@@ -223,7 +223,7 @@ class _Checker:
             if self.proved(d, facts, search=False):
                 continue
             least = lowest(d, self.plan.size_symbols)
-            if self.known.holds(least):
+            if free_symbols(least) <= self.plan.size_symbols.keys() and self.known.holds(least):
                 return None
             if not (self.proved(d, facts) or self.proved(least, facts)):
                 return least

@@ -13,6 +13,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count, islice
 
+from fusewright.base.records import dataclass
 from fusewright.sizes.algebra import interval, split_atom
 from fusewright.sizes.arithmetic import INFINITY, Bound, interval_product, monomial_quotient
 from fusewright.sizes.expressions import (
@@ -42,6 +43,19 @@ MOST_TRIED = 600
 MOST_SPLITS = 4
 """Of one proof: sums that facts are taken from, what is tried in all of them (proofs that were found took at most 251,
 where a hundred facts would make it thousands), and choices that are tried one operand after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is known of the sizes of a graph. multiples: sizes that are a number times another size, as that."""
+
+    facts: Facts = ()
+    multiples: tuple[tuple[Expr, Dim], ...] = ()
+
+    def in_parts(self, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """The sizes, written in those that others are multiples of."""
+        parts = dict(self.multiples)
+        return tuple(substitute(size, parts) for size in sizes) if parts else sizes
 
 
 class View:
@@ -162,6 +176,10 @@ def prove(d: Dim, facts: Facts, splits: int = MOST_SPLITS, search: bool = True) 
         return True
     if not search:
         return False
+    d, *more = _with_quotients(d, given)
+    if isinstance(d, int):
+        return d >= 0
+    given = tuple(fact for fact in more if isinstance(fact, Expr))
     if combine(d, (*given, *_ends(d, given), *_meanings(d, given))):
         return True
     choice = next((atom for monomial, _ in d.terms for atom in monomial if isinstance(atom, (Min, Max))), None)
@@ -313,6 +331,18 @@ def _meanings(d: Expr, facts: tuple[Expr, ...]) -> Iterator[Expr]:
                 yield meaning
 
 
+def _with_quotients(d: Expr, facts: tuple[Expr, ...]) -> tuple[Dim, ...]:
+    """The same with x - k * (x // k) in place of x % k, where one of them speaks of that quotient too."""
+    found: tuple[Dim, ...] = (d, *facts)
+    atoms = dict.fromkeys(atom for whole in found for atom in _divisions(whole))
+    quotients = {(atom.left, atom.right): atom for atom in atoms if isinstance(atom, FloorDiv)}
+    for atom in atoms:
+        quotient = quotients.get((atom.left, atom.right)) if isinstance(atom, Mod) else None
+        if quotient is not None and _divides(atom, facts):
+            found = tuple(_with(size, atom, atom.left - quotient * atom.right) for size in found)
+    return found
+
+
 def _divides(atom: FloorDiv | Mod, facts: tuple[Expr, ...]) -> bool:
     """Whether the divisor is at least 1: one that may be 0 gives anything."""
     return is_at_least_zero(atom.right - 1) or any(is_at_least_zero(atom.right - 1 - fact) for fact in facts)
@@ -372,10 +402,12 @@ def _divisions(d: Dim) -> Iterator[FloorDiv | Mod]:
                     yield from _divisions(child)
 
 
-def _with(d: Expr, choice: Expr, operand: Dim) -> Dim:
-    """`d` with an operand in place of a choice."""
+def _with(d: Dim, old: Expr, new: Dim) -> Dim:
+    """`d` with another expression in place of an atom of its terms."""
+    if isinstance(d, int):
+        return d
     return total(
-        product(operand if atom is choice else atom for atom in monomial) * n
+        product(new if atom is old else atom for atom in monomial) * n
         for monomial, n in (*d.terms, ((), d.constant))
     )
 

@@ -82,6 +82,7 @@ class ShapeEnv:
         self._equal: dict[Expr, Dim] = {}  # learnt: symbol == value
         self._divisors: dict[Symbol, int] = {}  # learnt: symbol is a multiple of this
         self._not_negative: list[Dim] = []  # learnt, and only grows: these are >= 0
+        self._in_factors: list[Dim] = []  # the same over the factors of symbols that are multiples of a number
         self._tried: dict[Dim, int] = {}  # how many of them say nothing of this one
         self._different: set[Dim] = set()  # learnt: these are != 0
         self._zero: dict[
@@ -425,8 +426,8 @@ class ShapeEnv:
         d = self._with_divisors(d)
         if known_le(0, d):
             return True
-        facts = self._not_negative
-        first = self._tried.get(d, 0)
+        facts, first = self._in_factors, self._tried.get(d, 0)
+        facts.extend(map(self._with_divisors, self._not_negative[len(facts) :]))
         self._tried[d] = next((at for at in range(first, len(facts)) if known_le(facts[at], d)), len(facts))
         return self._tried[d] < len(facts)
 
@@ -550,6 +551,8 @@ class ShapeEnv:
         if not isinstance(unknown, Symbol):
             return False
         self._divisors[unknown] = self._divisors.get(unknown, 1) * (divisor // math.gcd(divisor, times))
+        self._in_factors.clear()
+        self._tried.clear()
         self._pin(unknown)
         return True
 

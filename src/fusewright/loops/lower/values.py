@@ -9,15 +9,15 @@ stored.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch.fx import Graph
 
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass
-from fusewright.graph.builder import facts_of
+from fusewright.graph.builder import given_of
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
 from fusewright.loops.lower.registry import Fallback
@@ -34,11 +34,13 @@ from fusewright.sizes.expressions import (
     product,
     substitute,
 )
-from fusewright.sizes.proofs import Facts, prove
+from fusewright.sizes.proofs import Given, prove
 from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType
 
 Shape = tuple[Dim, ...]
+MOST_SEARCHES = 8
+"""Of one proof that elements lie apart: what has one takes a few, and each that is in vain 50 ms."""
 
 
 @dataclass(slots=True, eq=False)
@@ -177,13 +179,15 @@ def strided_load(buffer: str, shape: Shape, stride: Sequence[Dim], offset: Dim, 
     return ir.load(buffer, flat_index(axis_symbols(shape), stride, offset), dtype)
 
 
-def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim], facts: Facts | None = None) -> bool:
+def is_non_overlapping(
+    shape: Sequence[Dim], stride: Sequence[Dim], at_most: Callable[[Dim, Dim], bool | None] = known_le
+) -> bool:
     """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those
-    before. `facts`: size expressions that are at least 0, from which it is to be proved."""
+    before. at_most: how two sizes are compared."""
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
         dims.sort(key=lambda pair: (-pair[0], str(pair[1])))
-    return _can_be_stacked(dims, 1, facts) or _is_dense(dims)
+    return _can_be_stacked(dims, 1, at_most) or _is_dense(dims)
 
 
 def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
@@ -199,25 +203,34 @@ def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
     return True
 
 
-def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim, facts: Facts | None) -> bool:
+def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim, at_most: Callable[[Dim, Dim], bool | None]) -> bool:
     """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over `extent` and
     those before it. Symbolic steps have no order of their own: another one is tried where the first does not lead to
     the end."""
     return not dims or any(
-        (known_le(extent, step) is True or (facts is not None and prove(step - extent, facts)))
-        and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent, facts)
+        at_most(extent, step) is True
+        and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent, at_most)
         for at, (step, size) in reversed(list(enumerate(dims)))
     )
 
 
 def lie_apart(of: TensorType | BufferRef, graph: Graph) -> bool:
     """Whether no two elements share a place, by ranges or by what is known of the graph's sizes."""
-    return is_non_overlapping(of.shape, of.stride) or _proved_apart(tuple(of.shape), tuple(of.stride), facts_of(graph))
+    return is_non_overlapping(of.shape, of.stride) or _proved_apart(tuple(of.shape), tuple(of.stride), given_of(graph))
 
 
 @lru_cache(1024)  # a model's buffers have few types, and each proof is a search
-def _proved_apart(shape: Shape, stride: Shape, facts: Facts) -> bool:
-    return is_non_overlapping(shape, stride, facts)
+def _proved_apart(shape: Shape, stride: Shape, given: Given) -> bool:
+    shape, stride, facts = map(given.in_parts, (shape, stride, given.facts))
+    searched: dict[Dim, bool] = {}
+
+    def at_most(most: int, a: Dim, b: Dim) -> bool:
+        if (d := b - a) not in searched and len(searched) < most:
+            searched[d] = prove(d, facts)
+        return searched.get(d) or prove(d, facts, search=False)
+
+    # All orders are looked at before one is searched for.
+    return any(is_non_overlapping(shape, stride, partial(at_most, most)) for most in (0, MOST_SEARCHES))
 
 
 def own_strides(type_: TensorType, graph: Graph) -> tuple[Dim, ...]:
