@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -179,6 +181,56 @@ def test_what_is_made_once_is_one_object_behind_a_break(make: Callable[[], Any])
         given = [compiled(x) for _ in range(3)]
     assert not heard and all(same and held is one for (_, [held], same), one in zip(given, kept, strict=True))
     assert len({id(one) for one in kept}) == 3
+
+
+class Elements(list):
+    pass
+
+
+def function() -> None:
+    pass
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("make", [
+    Asking := type("Asking", (), {}), lambda: Elements([1]), lambda: functools.partial(print, 1), lambda: ValueError(1),
+    lambda: types.FunctionType(function.__code__, {}), lambda: torch.ones(2) + 1, types.SimpleNamespace, Elements,
+])  # fmt: skip
+def test_an_instance_dictionary_is_its_objects(make: Callable[[], Any], backend: str) -> None:
+    """Made in the call, given beside it, alone and in itself, and written to behind a graph break; one that another took
+    the place of stays what it is."""
+
+    def f(x: torch.Tensor) -> Any:
+        held, alone, left = make(), make(), Asking()
+        inside, own, old = vars(held), alone.__dict__, left.__dict__
+        held.first = inside["again"] = x + 1
+        inside["inside"], own["owner"], old["a"] = inside, alone, x
+        left.__dict__ = {"b": 1}
+        n = int(x.sum())
+        inside["second"] = own["third"] = old["c"] = n
+        return held, inside, own, left, old
+
+    compiled = fusewright.compile(f, backend=backend)
+    for _ in range(3):
+        (held, inside, own, left, old), eager = compiled(torch.ones(2)), f(torch.ones(2))
+        assert inside is vars(held) and inside["inside"] is inside and vars(own["owner"]) is own
+        assert inside.keys() == eager[1].keys() and own.keys() == eager[2].keys() and inside["first"] is inside["again"]
+        assert vars(left) == {"b": 1} and old.keys() == eager[4].keys() and old["c"] == inside["second"] == 2
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_attributes_of_a_partial_from_outside(backend: str) -> None:
+    """A store through its dictionary is one to it."""
+
+    def f(x: torch.Tensor, held: functools.partial[Any]) -> Any:
+        held.__dict__["new"] = x + held.args[0]
+        return held
+
+    compiled, held = fusewright.compile(f, backend=backend), functools.partial(print, 1)
+    for n in range(3):
+        x = torch.full((2,), float(n))
+        assert compiled(x, held) is held
+        torch.testing.assert_close(held.new, x + 1)  # type: ignore[attr-defined]
 
 
 def test_a_handlers_question_asks_no_object_of_the_programs() -> None:

@@ -73,9 +73,9 @@ class World:
         self.foreseen = Foreseen(self)
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
         self.deep_copies: dict[int, tuple[Any, dict[Any, Any]]] = {}  # by identity: the memo of one, the memories met
-        self.recordings: list[Any] = []  # open contexts in which the program records warnings
-        self.error_states: list[Any] = []  # open contexts that set how NumPy treats errors
+        self.recordings, self.error_states = [], []  # open contexts that record warnings; set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
+        self.owners: dict[int, object] = {}  # of instance dictionaries that were asked for
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
         self.gradient_nodes: dict[object, Any] = {}

@@ -400,6 +400,11 @@ class Code:
             return self._tensor(value)
         if kind is OutsideDict:  # materialised: the shadow has taken over
             return self.source(value.source)
+        owner = self.world.owners.get(id(value))
+        if owner is not None and (
+            isinstance(owner, torch.Tensor) or object.__getattribute__(owner, "__dict__") is value
+        ):
+            return self.keep(value, self.temporary(dict_of(self.expression(owner), type(owner))))
         builder = BUILDERS.get(kind) or next(
             (builder for base, builder in BASE_BUILDERS if isinstance(value, base)), build_object
         )

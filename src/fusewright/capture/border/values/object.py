@@ -98,10 +98,9 @@ def instance_dict(world: World, obj: object) -> Any:
         if not world.is_inside_class(kind):
             world.dict_kinds[kind] = facts
     shadowed, hooked = facts
-    namespace = _namespace(obj, shadowed)
-    if record is None or (record.real is not obj and not issubclass(kind, tuple)):
+    namespace = _namespace(obj if record is None else record.real, shadowed)
+    if record is None:
         return namespace
-    namespace = namespace if record.real is obj else _namespace(record.real, shadowed)
     known = world.known_stand_in(namespace)
     return world.dict_stand_in(namespace, InstanceDict(record.source, hooked)) if known is None else known
 
@@ -310,7 +309,9 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
 
 def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -> object:
     if name == "__dict__":
-        return instance_dict(world, obj)
+        namespace = instance_dict(world, obj)
+        world.owners[id(namespace)] = obj
+        return namespace
     if name == "__class__":
         return kind
     of_context = name in ("saved_tensors", "saved_variables") and found.__objclass__ is torch._C._FunctionBase

@@ -282,7 +282,9 @@ def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | Outsid
         kind = type(record.real)
         attributes = object.__getattribute__(record.real, "__dict__")
         return world.dict_stand_in(attributes, classes.dict_source(kind, record.source))
-    return world.tensor_attributes.setdefault(id(tensor), {})
+    namespace = world.tensor_attributes.setdefault(id(tensor), {})
+    world.owners[id(namespace)] = tensor
+    return namespace
 
 
 def _requires_grad(world: World, tensor: torch.Tensor) -> object:
