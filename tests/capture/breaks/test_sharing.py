@@ -218,6 +218,64 @@ def test_an_instance_dictionary_is_its_objects(make: Callable[[], Any], backend:
         assert vars(left) == {"b": 1} and old.keys() == eager[4].keys() and old["c"] == inside["second"] == 2
 
 
+OWNED: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "__kwdefaults__": lambda _: ((made := _function()), made.__kwdefaults__),
+    "__annotations__": lambda _: ((made := _function()), made.__annotations__),
+    "keywords": lambda x: ((made := functools.partial(dict, a=x)), made.keywords),
+}
+
+
+def _function() -> Any:
+    def made(x: int = 1, *, k: int = 2) -> int:
+        return k
+
+    return made
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", OWNED)
+def test_a_dict_that_an_object_holds_is_that_one(name: str, backend: str) -> None:
+    make = OWNED[name]
+
+    def f(x: torch.Tensor) -> Any:
+        (held, inside), (_, alone) = make(x), make(x)
+        n = int(x.sum())
+        inside["k"] = alone["k"] = n
+        return held, inside, alone, make(x)
+
+    compiled = fusewright.compile(f, backend=backend)
+    for _ in range(2):
+        held, inside, alone, (other, of_other) = compiled(torch.ones(2))
+        assert getattr(held, name) is inside and inside["k"] == alone["k"] == 2 and getattr(other, name) is of_other
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("view", [dict.keys, dict.values, dict.items, types.MappingProxyType])
+def test_a_dict_that_is_met_through_its_view(view: Callable[[Any], Any], backend: str) -> None:
+    """The dict itself is written to and given, not the read-only one that its view shows."""
+
+    def f(x: torch.Tensor) -> Any:
+        held = {"a": 1}
+        shown = view(held)
+        n = int(x.sum())
+        before = len([*shown])
+        held["b"] = n
+        return before, shown, held
+
+    def given(x: torch.Tensor, shown: Any, held: dict[str, Any]) -> Any:
+        before = len([*shown])
+        held["b"] = x + 1
+        return before, len([*shown]), held
+
+    compiled, compiled_given = fusewright.compile(f, backend=backend), fusewright.compile(given, backend=backend)
+    for _ in range(3):
+        before, shown, held = compiled(torch.ones(2))
+        assert type(held) is dict and held == {"a": 1, "b": 2} and (before, len(shown)) == (1, 2)
+        outside: dict[str, Any] = {"a": 1}
+        assert compiled_given(torch.ones(2), view(outside), outside)[:2] == (1, 2)
+        assert torch.equal(outside["b"], torch.full((2,), 2.0))
+
+
 @pytest.mark.parametrize("backend", ["native", "eager"])
 def test_attributes_of_a_partial_from_outside(backend: str) -> None:
     """A store through its dictionary is one to it."""

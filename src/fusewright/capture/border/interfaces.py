@@ -87,7 +87,7 @@ class World(Protocol):
     cached: dict[int, dict[Any, Any]]
     deep_copies: dict[int, tuple[Any, dict[Any, Any]]]
     tensor_attributes: dict[int, dict[str, object]]
-    owners: dict[int, object]
+    owners: dict[int, tuple[object, str]]
     numbers: dict[Source, tuple[Any, Any]]
     gradient_nodes: dict[object, Any]
     number_tests: tuple[dict[Source, Any], dict[object, Any]]

@@ -75,7 +75,7 @@ class World:
         self.deep_copies: dict[int, tuple[Any, dict[Any, Any]]] = {}  # by identity: the memo of one, the memories met
         self.recordings, self.error_states = [], []  # open contexts that record warnings; set how NumPy treats errors
         self.tensor_attributes: dict[int, dict[str, object]] = {}
-        self.owners: dict[int, object] = {}  # of instance dictionaries that were asked for
+        self.owners: dict[int, tuple[object, str]] = {}  # of dicts that were asked for: whose they are, and what
         # of floats and ints that change: what stands for them, and their OutsideFloat
         self.numbers: dict[Source, tuple[Any, Any]] = {}
         self.gradient_nodes: dict[object, Any] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import operator
 import re
 import types
@@ -32,7 +33,7 @@ from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object, dict_of, set_text
-from fusewright.capture.guards.sources import Computed, Constant, Item, Local, Source
+from fusewright.capture.guards.sources import Computed, Constant, Item, Local, ProxiedDict, Source
 from fusewright.capture.interpret.continuation import LET_GO, RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
 from fusewright.operators.schema import facts
@@ -337,6 +338,9 @@ class Code:
             if isinstance(source, Constant):
                 known = source.name
                 self.constants[known] = source.obj
+            elif isinstance(source, ProxiedDict):  # in text it is the proxy, which nobody can write to
+                behind = self.bind("get_referents", gc.get_referents)
+                known = self.temporary(f"{behind}({self.source(source.base)})[0]")
             else:
                 self._bind_constants(source)
                 known = self.temporary(source.text())
@@ -377,6 +381,18 @@ class Code:
                 tensor = issubclass(type(value), torch.Tensor)
                 attributes = self.world.tensor_attributes.get(id(value), {}) if tensor else {}
                 pending += reversed(list(attributes.values() if tensor else parts(value)))
+                if (owned := self.owner_of(value)) is not None:
+                    pending.append(owned[0])
+
+    def owner_of(self, value: object) -> tuple[object, str] | None:
+        """The object made inside whose dict this is, and under which name."""
+        owned = self.world.owners.get(id(value))
+        if owned is None:
+            return None
+        owner, name = owned
+        of_tensor = isinstance(owner, torch.Tensor)
+        held = self.world.tensor_attributes.get(id(owner)) if of_tensor else object.__getattribute__(owner, name)
+        return owned if held is value else None
 
     def name_root(self, name: str, value: object) -> None:
         """`name` is to hold `value`."""
@@ -400,11 +416,11 @@ class Code:
             return self._tensor(value)
         if kind is OutsideDict:  # materialised: the shadow has taken over
             return self.source(value.source)
-        owner = self.world.owners.get(id(value))
-        if owner is not None and (
-            isinstance(owner, torch.Tensor) or object.__getattribute__(owner, "__dict__") is value
-        ):
-            return self.keep(value, self.temporary(dict_of(self.expression(owner), type(owner))))
+        if (owned := self.owner_of(value)) is not None:
+            owner, name = owned
+            text = self.expression(owner)
+            text = dict_of(text, type(owner)) if name == "__dict__" else f"{text}.{name}"
+            return self.keep(value, self.temporary(text))
         builder = BUILDERS.get(kind) or next(
             (builder for base, builder in BASE_BUILDERS if isinstance(value, base)), build_object
         )

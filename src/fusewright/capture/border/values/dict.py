@@ -254,8 +254,8 @@ def load_proxy(world: World, real: types.MappingProxyType, source: Source) -> ob
     if type(mapping) is not dict:
         raise GraphBreak("opaque-object", f"{source.text()}, a mappingproxy of a {type(mapping).__qualname__}")
     world.guard("TYPE", source, types.MappingProxyType)
-    world.guard("TYPE", ProxiedDict(source), dict)
-    return world.stand_in(real, source, OutsideDict(world, real, ProxiedDict(source)))
+    inside = world.materialise(world.load(mapping, ProxiedDict(source)))
+    return world.stand_in(real, source, types.MappingProxyType(inside))
 
 
 def load_exact(world: World, real: dict, source: Source) -> object:

@@ -172,12 +172,13 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
     if record is None:
         if name == "__globals__":
             return world.globals_dict(function)
-        if name == "__dict__":
-            world.owners[id(function.__dict__)] = function
         try:
-            return getattr(function, name)
+            found = getattr(function, name)
         except AttributeError as missing:
             raise UserException(missing) from None
+        if type(found) is dict:
+            world.owners[id(found)] = function, name
+        return found
     if name == "__globals__":
         return world.globals_dict(function)
     if name == "__builtins__":

@@ -290,7 +290,10 @@ def _bind_cached(world: World, found: functools.cached_property, obj: object, ki
 def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -> object:
     record = world.outside(obj)
     if record is None:
-        return native(found.__get__, obj, kind)
+        value = native(found.__get__, obj, kind)
+        if kind is functools.partial and type(value) is dict:
+            world.owners[id(value)] = obj, name
+        return value
     stored = world.effects.read_slot(obj, name)
     if stored is not None:
         if stored.value is DELETED:
@@ -310,7 +313,7 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
 def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -> object:
     if name == "__dict__":
         namespace = instance_dict(world, obj)
-        world.owners[id(namespace)] = obj
+        world.owners[id(namespace)] = obj, name
         return namespace
     if name == "__class__":
         return kind

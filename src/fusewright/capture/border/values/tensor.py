@@ -283,7 +283,7 @@ def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | Outsid
         attributes = object.__getattribute__(record.real, "__dict__")
         return world.dict_stand_in(attributes, classes.dict_source(kind, record.source))
     namespace = world.tensor_attributes.setdefault(id(tensor), {})
-    world.owners[id(namespace)] = tensor
+    world.owners[id(namespace)] = tensor, "__dict__"
     return namespace
 
 
