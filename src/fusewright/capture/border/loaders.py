@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.interfaces import World as Border
 from fusewright.capture.border.values import (
     array,
@@ -38,6 +40,26 @@ Loader = Callable[[Border, Any, Source], object]
 
 def _load_array(world: Border, real: np.ndarray, source: Source) -> object:
     return (array.load_array if array.is_traceable(real) else objects.load_object)(world, real, source)
+
+
+def _load_other(world: Border, real: object, source: Source) -> object:
+    """An object; one whose memory native code reads without asking it (`bytes(x)`, `torch.tensor(x)`) is read by eager
+    code alone."""
+    if _has_buffer(real):
+        raise GraphBreak("opaque-object", f"{source.text()}, a {type(real).__qualname__}, which shares its memory")
+    return objects.load_object(world, real, source)
+
+
+def _has_buffer(real: object) -> bool:
+    if sys.version_info >= (3, 12):
+        return any("__buffer__" in vars(base) for base in type(real).__mro__)
+    try:
+        memoryview(real).release()  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    except ValueError:  # it is closed, or released
+        return True
+    return True
 
 
 # By exact type first, then by the first base that fits.
@@ -70,5 +92,5 @@ BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
     ((set, frozenset), sets.load_set),
     (np.generic, constant.load_equals),
     ((int, float, complex, str, bytes), objects.load_derived),
-    (object, objects.load_object),
+    (object, _load_other),
 )

@@ -147,7 +147,9 @@ def load_partial(world: World, real: functools.partial, source: Source) -> objec
     function = world.load(real.func, Attribute(source, "func"))
     args = world.load(real.args, Attribute(source, "args"))
     keywords = world.materialise(world.load(real.keywords, Attribute(source, "keywords")))
-    return world.stand_in(real, source, functools.partial(function, *args, **keywords))
+    made = functools.partial(function)
+    cast(Any, made).__setstate__((function, args, keywords, None))  # the very dict, which the program may write to
+    return world.stand_in(real, source, made)
 
 
 def load_cell(world: World, real: types.CellType, source: Source) -> object:

@@ -143,6 +143,7 @@ def next_of(world: World, iterator: Any) -> Any:
         world.effects.calls.append(taken)
     count: Any = taken.args[1]
     written = {id(shadow.real) for shadow in world.effects.shadows if shadow.appended or changed(shadow)}
+    written.update(id(namespace.real) for namespace in world.written_dicts())
     if count >= MOST or not written.isdisjoint(_parts(iterator)):
         raise GraphBreak("outside-iterator", "many elements are taken from it, or what it goes over was written to")
     taken.args = (iterator, count + 1)

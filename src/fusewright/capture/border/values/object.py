@@ -348,10 +348,10 @@ _BINDERS = {
 
 
 def _is_outside(world: World, obj: object) -> bool:
-    """Whether a store to the object must wait: it was there before. Members of enumerations have no record. A tuple
-    whose elements were loaded is another tuple than the one outside, and has no shadow."""
+    """Whether a store to the object must wait: it was there before. Members of enumerations have no record. A tuple or
+    a partial whose parts were loaded is another one than that outside, and has no shadow."""
     kind = type(obj)
-    if issubclass(kind, tuple):
+    if issubclass(kind, (tuple, functools.partial)):
         return world.outside(obj) is not None
     return world.is_raw(obj) or (issubclass(kind, enum.Enum) and not world.is_inside_class(kind))
 
