@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.effects import DELETED, Shadow, contents
 from fusewright.capture.border.native import Trampoline, native
-from fusewright.capture.border.values.cls import guarded_lookup
+from fusewright.capture.border.values.cls import contents_owner, guarded_lookup
 from fusewright.capture.border.values.constant import is_constant, is_native_function
 from fusewright.capture.border.values.list import check_no_slots, load_attributes
 from fusewright.capture.guards import MISSING
@@ -241,11 +241,11 @@ def _is_plain_key(key: object) -> bool:
     )
 
 
-def load_key(world: World, key: object, source: Source, index: int) -> object:
+def load_key(world: World, key: object, source: Source, index: int, owner: type | None = None) -> object:
     """A key inside: constants are guarded by the KEYS guard already; others get their place as a source."""
     if is_constant(key):
         return key
-    return world.load(key, DictKey(source, index))
+    return world.load(key, DictKey(source, index, owner))
 
 
 def load_proxy(world: World, real: types.MappingProxyType, source: Source) -> object:
@@ -309,9 +309,10 @@ def load_subclass(world: World, real: Any, source: Source) -> object:
         world.guard("CALL", source, _HasFactory(maker))
         defaultdict.__init__(shadow, callback(world, factory))
     world.stand_in(real, source, shadow)
+    owner = contents_owner(cls, base)
     for index, (key, value) in enumerate(zip(keys, held[1::2], strict=True)):
-        inside = world.load(value, Item(source, key))
-        base.__setitem__(shadow, load_key(world, key, source, index), inside)
+        inside = world.load(value, Item(source, key, owner))
+        base.__setitem__(shadow, load_key(world, key, source, index, owner), inside)
     attributes = None if cls is OrderedDict else load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))
     return shadow
