@@ -409,7 +409,7 @@ class World:
 
     def load_default(self, func: types.FunctionType, which: int | str | None) -> Any:
         """A default, by its place in `__defaults__` or its name in `__kwdefaults__`; None guards that there is none."""
-        values: Any = func.__defaults__ if isinstance(which, int) else func.__kwdefaults__
+        values: Any = func.__defaults__ if isinstance(which, int) else functions.keyword_defaults(self, func)
         value = None if which is None else values[which]
         if id(func) in self._inside_functions:
             return value

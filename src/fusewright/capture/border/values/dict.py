@@ -248,6 +248,13 @@ def load_key(world: World, key: object, source: Source, index: int, owner: type 
     return world.load(key, DictKey(source, index, owner))
 
 
+def is_written(stand_in: object, key: object = MISSING) -> bool:
+    """Whether the call may have written to a dict that this stands for, at this key if one is given."""
+    if type(stand_in) is not OutsideDict:
+        return False
+    return stand_in.shadow is not None or (bool(stand_in.stores) if key is MISSING else key in stand_in.stores)
+
+
 def load_proxy(world: World, real: types.MappingProxyType, source: Source) -> object:
     """A read-only view of a dict: the dict's keys are what is guarded."""
     (mapping,) = gc.get_referents(real)

@@ -18,7 +18,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import load_is
-from fusewright.capture.border.values.dict import read_namespace
+from fusewright.capture.border.values.dict import is_written, read_namespace
 from fusewright.capture.border.values.list import APPEND
 from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
@@ -53,6 +53,14 @@ def load_function(world: World, real: types.FunctionType, source: Source) -> obj
     for index, cell in enumerate(real.__closure__ or ()):
         world.load(cell, Item(Attribute(source, "__closure__"), index))
     return world.stand_in(real, source, real)
+
+
+def keyword_defaults(world: World, real: types.FunctionType) -> dict[str, Any] | None:
+    """As a call finds them: the frame's own writes to the dict are not there yet."""
+    values = real.__kwdefaults__
+    if is_written(world.known_stand_in(values)):
+        raise GraphBreak("untraceable-call", f"{real.__qualname__}, to whose __kwdefaults__ the frame has written")
+    return values
 
 
 def guard_defaults(world: World, real: types.FunctionType, source: Source) -> None:
