@@ -248,6 +248,22 @@ def load_key(world: World, key: object, source: Source, index: int, owner: type 
     return world.load(key, DictKey(source, index, owner))
 
 
+def attributes_of(world: World, real: dict, source: Source) -> Any:
+    """The stand-in of an instance dictionary. Python looks into one of a subclass without asking it: that is a graph
+    break."""
+    if type(real) is not dict:
+        raise GraphBreak("opaque-object", f"{source.text()}, a {type(real).__qualname__}")
+    return world.dict_stand_in(real, source)
+
+
+def handed_out(namespace: Any) -> Any:
+    """An instance dictionary that the program takes as an object, or that is written to: one of a subclass would be
+    asked."""
+    if type(namespace) is OutsideDict:
+        namespace.world.guard("TYPE", namespace.source, type(namespace.real))
+    return namespace
+
+
 def is_written(stand_in: object, key: object = MISSING) -> bool:
     """Whether the call may have written to a dict that this stands for, at this key if one is given."""
     if type(stand_in) is not OutsideDict:
