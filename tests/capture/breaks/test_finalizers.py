@@ -84,6 +84,55 @@ def watched() -> None:
     LOG.append(watch() is None)
 
 
+class Held:
+    """Has no finalizer."""
+
+
+def called_back() -> None:
+    held = Held()
+    watch = weakref.ref(held, lambda _: LOG.append("gone"))
+    note()
+    del held
+    LOG.append(watch() is None)
+
+
+def finalized() -> None:
+    held = Held()
+    weakref.finalize(held, LOG.append, "gone")
+    note(held)
+    del held
+    LOG.append("deleted")
+
+
+def in_weak_set() -> None:
+    held: Any = Held()
+    WEAK_SET.add(held)
+    LOG.append(len(WEAK_SET))
+    held = None
+    LOG.append(len(WEAK_SET))
+
+
+def weak_value() -> None:
+    held = Held()
+    WEAK_VALUES["a"] = held
+    LOG.append(len(WEAK_VALUES))
+    del held
+    LOG.append(len(WEAK_VALUES))
+
+
+def weak_key() -> None:
+    held = Held()
+    WEAK_KEYS[held] = 1
+    LOG.append(len(WEAK_KEYS))
+    del held
+    LOG.append(len(WEAK_KEYS))
+
+
+WEAK_SET: weakref.WeakSet[Any] = weakref.WeakSet()
+WEAK_VALUES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+WEAK_KEYS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
 def loop() -> None:
     for _ in Noted():
         note()
@@ -111,6 +160,7 @@ DYING: dict[str, Callable[[], object]] = {
     "argument": lambda: note(Noted()), "unused": lambda: Noted() and None, "method": lambda: Noted().method(), "operand": lambda: Noted() + 1,
     "condition": lambda: 1 if Noted() else 2, "generator": lambda: next(counting(2)), "default": lambda: next(counting(0), None),
     "made by __new__": made_by_new, "rebound": rebound, "deleted": deleted,
+    "called back": called_back, "finalized": finalized, "in a weak set": in_weak_set, "weak value": weak_value, "weak key": weak_key,
     "kept": kept, "watched": watched, "loop": loop, "refused": refused, "context": context,
 }  # fmt: skip
 
