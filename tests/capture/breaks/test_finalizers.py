@@ -184,3 +184,44 @@ def test_as_eager(name: str, backend: str) -> None:
         function(torch.ones(3))
         logs.append(list(LOG))
     assert "note" in logs[0] and logs[1:] == [logs[0]] * 3
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def emptied(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    held.clear()
+
+
+def rebound_attribute(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    holder.held = None
+
+
+def deleted_entry(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    del entries["a"]
+
+
+def counted(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    entries["count"] = len(entries)
+
+
+@pytest.mark.parametrize("change", [emptied, rebound_attribute, deleted_entry, counted], ids=lambda change: change.__name__)
+def test_a_weak_reference_to_what_the_call_lets_go_of(change: Callable[..., None]) -> None:
+    def program(x: torch.Tensor, places: Any, watch: Any) -> tuple[Any, ...]:
+        change(*places)
+        return x + 1, watch() is None
+
+    found = []
+    for run in (program, fusewright.compile(program, backend="eager")):
+        for place in (0, 1, 2, 0):
+            kept = Held()
+            places: Any = ([kept if place == 0 else 0], Holder(kept if place == 1 else 0), {"a": kept if place == 2 else 0})
+            watch = weakref.ref(kept)
+            del kept
+            found.append(run(torch.ones(1), places, watch)[1])
+    assert found[:4] == found[4:]
+    assert True in found or change is counted
+    report = fusewright.explain(program)(torch.ones(1), ([], Holder(0), {"a": 0}), weakref.ref(Held))
+    assert change is not counted or not report.graph_break_count
