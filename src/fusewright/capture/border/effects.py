@@ -170,7 +170,8 @@ def changed(shadow: Shadow) -> bool:
 
 
 def let_go(effects: Effects, written: Iterable[Any]) -> Iterator[object]:
-    """What places of outside objects held that hold something else now. written: lazy stand-ins of dicts with stores."""
+    """What places of outside objects held that hold something else now. written: lazy stand-ins of dicts that were
+    stored to."""
     for shadow in effects.shadows:
         if changed(shadow):
             now = {id(item) for item in contents(shadow.value)}
