@@ -33,8 +33,9 @@ def program_of(closed: list[float]) -> tuple[type, Callable[..., Any]]:
             return a * 3
 
         @staticmethod
-        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-            return helper(g) * ctx.saved_tensors[0] * 31.0 * SCALE * Scaled.k * HOLDER.scale * scale
+        def backward(ctx: Any, g: torch.Tensor, usual: float = 1.5, *, named: float = 2.5) -> torch.Tensor:
+            factor = 31.0 * SCALE * Scaled.k * HOLDER.scale * scale * usual * named
+            return helper(g) * ctx.saved_tensors[0] * factor
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return (Scaled.apply(x) * x).sum()
@@ -53,6 +54,9 @@ MODULE = __import__(__name__, fromlist=["SCALE"])
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
     "the method": _set(None, "backward", staticmethod(lambda ctx, g: g * 7)),
     "its code": lambda patch, cls: setattr(cls.backward, "__code__", _code_over_the_same_closure(cls)),
+    "its defaults": lambda patch, cls: setattr(cls.backward, "__defaults__", (3.5,)),
+    "its keywords' defaults": lambda patch, cls: setattr(cls.backward, "__kwdefaults__", {"named": 4.5}),
+    "a keyword's default": lambda patch, cls: cls.backward.__kwdefaults__.update(named=5.5),
     "an attribute of the class": _set(None, "k", 11.0),
     "a global": _set(MODULE, "SCALE", 13.0),
     "a function that it calls": _set(MODULE, "helper", lambda g: g * 17),
@@ -93,6 +97,75 @@ def test_changed_between_forward_and_backward(
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0])
     assert len(repeated) == (change is not CHANGES["nothing"])
+
+
+WRITES: dict[str, Callable[[Any], None]] = {
+    "a keyword's default": lambda backward: backward.__kwdefaults__.update(named=5.5),
+    "its defaults": lambda backward: setattr(backward, "__defaults__", (3.5,)),
+    "a variable of the enclosing function": lambda backward: setattr(backward.__closure__[0], "cell_contents", 29.0),
+    "a global": lambda backward: globals().update(SCALE=7.0),
+    "an attribute of an object": lambda backward: setattr(HOLDER, "scale", 23.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("where", ["before", "forward", "setup_context", "behind"])
+def test_the_call_writes_to_what_its_backward_reads(write: Any, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for compiles in (False, True):
+        scale = 3.0
+
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(a: torch.Tensor) -> torch.Tensor:
+                write(Scaled.backward) if where == "forward" else None
+                return a * 3
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                write(Scaled.backward) if where == "setup_context" else None
+
+            @staticmethod
+            def backward(ctx: Any, g: torch.Tensor, usual: float = 1.5, *, named: float = 2.5) -> torch.Tensor:
+                return g * scale * usual * named * SCALE * HOLDER.scale
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            write(Scaled.backward) if where == "before" else None
+            y = Scaled.apply(x)
+            write(Scaled.backward) if where == "behind" else None
+            return (y * x).sum()
+
+        run = fusewright.compile(program) if compiles else program
+        x = torch.linspace(-1, 1, 6, requires_grad=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(MODULE, "SCALE", 2.0)
+            patch.setattr(HOLDER, "scale", 2.0)
+            for _ in range(2):
+                run(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_default_is_an_argument_that_may_have_a_gradient() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(a: torch.Tensor, by: float = 1.5) -> torch.Tensor:
+            return a * by
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.inputs = len(inputs)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * ctx.inputs
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return Scaled.apply(x).sum()
+
+    for run in (program, fusewright.compile(program)):
+        with pytest.raises(RuntimeError, match=r"expected 2, got 1"):
+            run(torch.ones(3, requires_grad=True)).backward()
 
 
 def test_of_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:

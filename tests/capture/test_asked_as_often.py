@@ -134,7 +134,7 @@ def outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
     except Exception as error:
         # What PyTorch says of an operator that it refuses is its own.
         result = type(error)
-    if isinstance(result, tuple) and hasattr(result[1], "__next__"):
+    if isinstance(result, tuple) and len(result) > 1 and hasattr(result[1], "__next__"):
         result = type(result[1]), list(result[1])
     called = tuple(CALLED)
     return re.sub("0x[0-9a-f]+", "", str(result)), called
@@ -190,6 +190,34 @@ def test_iterators_that_leave_the_frame(kind: str, program: Any) -> None:
         expected = outcome(program, torch.ones(2), CONTAINERS[kind](), make)
         for call in range(2):
             assert outcome(compiled, torch.ones(2), CONTAINERS[kind](), make) == expected, (name, call)
+
+
+CONTENTS: dict[type, Callable[[torch.Tensor], Any]] = {
+    list: lambda x: [x, x], tuple: lambda x: (x, x), collections.deque: lambda x: [x, x],
+    dict: lambda x: {"a": x, "b": x}, collections.OrderedDict: lambda x: {"a": x}, collections.defaultdict: lambda x: {"a": x},
+}  # fmt: skip
+OF_CONTENTS: list[Callable[[torch.Tensor, Any], Any]] = [
+    lambda x, one: counted(*one), lambda x, one: [*one], lambda x, one: list(one), lambda x, one: tuple(one),
+    lambda x, one: [1].__iadd__(one), lambda x, one: torch.broadcast_tensors(*one), lambda x, one: sorted(one, key=id)[2:],
+    lambda x, one: dict(**one), lambda x, one: {**one}, lambda x, one: {} | one, lambda x, one: list(one.items()),
+    lambda x, one: one.copy(), lambda x, one: x + one, lambda x, one: torch.stack(one), lambda x, one: torch.add(x, other=one),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["__getitem__", "__iter__", "__len__", "items", "keys", "values", "_fields"])
+@pytest.mark.parametrize("base", CONTENTS)
+def test_nobody_asks_a_container_for_what_it_holds(base: type, name: str) -> None:
+    kind = noting(base, **{name: {"__getitem__": 7, "__len__": 7, "__iter__": iter(())}.get(name, ())})
+    for place, program in enumerate(OF_CONTENTS):
+        x = torch.ones(2)
+        one: Any = base.__new__(kind, CONTENTS[base](x))
+        if base is not tuple:
+            base.__init__(one, *(int,) * (base is collections.defaultdict))
+            (base.update if issubclass(base, dict) else base.extend)(one, CONTENTS[base](x))  # type: ignore[attr-defined]
+        expected = outcome(program, x, one)
+        compiled = fusewright.compile(types.FunctionType(program.__code__, globals()), backend="eager")
+        for call in range(2):
+            assert outcome(compiled, x, one) == expected, (place, call)
 
 
 TEXT = ("__repr__", "__str__", "__format__")

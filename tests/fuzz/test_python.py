@@ -70,5 +70,18 @@ def test_the_clock_stops_a_program_and_nothing_else(monkeypatch: pytest.MonkeyPa
         assert sys.stdout is output
 
 
+@pytest.mark.parametrize("raised", ["Endless(1)", "ValueError(Endless(1))"])
+def test_what_an_error_of_the_programs_says_is_not_asked(raised: str) -> None:
+    text = f"""begin()
+class Endless(Exception):
+    def __str__(self): return str(self)
+    def __repr__(self): return 'Endless'
+def program(a):
+    raise {raised}
+def step0(): program(1)
+"""
+    assert session.examine(text) is None
+
+
 def test_the_same_seed_gives_the_same_program() -> None:
     assert python.program(3) == python.program(3) != python.program(4)

@@ -163,7 +163,8 @@ BREAKS: dict[str, tuple[str, str]] = {
         "raise options={'compile_seconds': ...}, or compile smaller parts",
     ),
     "finalizer": (
-        "an object is made whose class has a finalizer (__del__), which runs when the program lets go of it",
+        "an object is made whose class has a finalizer (__del__), or that a weak reference with a callback watches: it "
+        "runs when the program lets go of the object",
         "make the object outside of the compiled function",
     ),
     "frame-access": ("a call reads or changes the frame that makes it (globals, eval, exec, sys._getframe)", _MOVE_OUT),

@@ -25,6 +25,7 @@ from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, Signal, Sk
 from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
+from fusewright.capture.border.looked_up import are_written
 from fusewright.capture.border.native import Interceptor
 from fusewright.capture.border.values import tensor_number
 from fusewright.capture.border.values.tensor import check_data
@@ -280,6 +281,8 @@ class _Attempt:
             raise Retry(custom_gradients=False, gradient_refused=reason)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
             raise Retry(custom_gradients=False, gradient_refused=reason or "it has effects beyond its result")
+        if tracer.assumptions.custom_gradients and are_written(world, recorder.user_reads):
+            raise Retry(custom_gradients=False, gradient_refused="the call writes to what it looks up")
         shown = None
         if recorder.env is not None and recorder.env.taken:
             watched = isinstance(recorder, Witness) and needed and backward is None and not reason and not breaks

@@ -114,13 +114,15 @@ class TorchLevel:
             return self.size(dim_of(value))
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
             return self.recorder.convert(value)[0]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.argument(item) for item in value))  # type: ignore[arg-type]
-        if isinstance(value, (list, tuple)):
-            made = [self.argument(item) for item in value]
-            return made if isinstance(value, list) else tuple(made)
+        # As PyTorch's C++, which asks no subclass for what it holds.
+        if isinstance(value, tuple):
+            parts = map(self.argument, tuple.__iter__(value))
+            named = type(getattr(type(value), "_fields", None)) is tuple
+            return tuple.__new__(type(value) if named else tuple, parts)
+        if isinstance(value, list):
+            return [self.argument(item) for item in list.__iter__(value)]
         if isinstance(value, dict):
-            return {key: self.argument(item) for key, item in value.items()}
+            return {key: self.argument(item) for key, item in dict.items(value)}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":

@@ -101,6 +101,30 @@ def test_what_is_written_to_one_is_read_through_the_other(name: str, backend: st
         assert " at 0x" not in expected
 
 
+class Holder:
+    pass
+
+
+BESIDE: dict[str, Callable[..., Any]] = {
+    "stored to the dictionary": lambda t, held, part: (part.update(y=t + 1), held.y),
+    "stored to the object": lambda t, held, part: (setattr(held, "y", t + 1), part["y"]),
+    "compared": lambda t, held, part: (vars(held) is part, vars(held) == part),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_dict_that_is_an_objects_at_some_calls(name: str) -> None:
+    function = BESIDE[name]
+    compiled = fusewright.compile(function)
+    for own in (True, False, True, False):
+        given = []
+        for _ in range(2):
+            held: Any = Holder()
+            held.y = 5
+            given.append((held, vars(held) if own else {"y": 5}))
+        assert outcome(compiled, torch.ones(2), *given[0]) == outcome(function, torch.ones(2), *given[1])
+
+
 MEMORY: dict[str, Maker] = {
     "memoryview": lambda: memoryview(bytearray(b"abc")), "array": lambda: array.array("b", [1, 2, 3]),
     "mmap": lambda: mmap.mmap(-1, 3), "ctypes": lambda: (ctypes.c_int8 * 3)(1, 2, 3),

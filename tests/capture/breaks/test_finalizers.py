@@ -84,6 +84,55 @@ def watched() -> None:
     LOG.append(watch() is None)
 
 
+class Held:
+    """Has no finalizer."""
+
+
+def called_back() -> None:
+    held = Held()
+    watch = weakref.ref(held, lambda _: LOG.append("gone"))
+    note()
+    del held
+    LOG.append(watch() is None)
+
+
+def finalized() -> None:
+    held = Held()
+    weakref.finalize(held, LOG.append, "gone")
+    note(held)
+    del held
+    LOG.append("deleted")
+
+
+def in_weak_set() -> None:
+    held: Any = Held()
+    WEAK_SET.add(held)
+    LOG.append(len(WEAK_SET))
+    held = None
+    LOG.append(len(WEAK_SET))
+
+
+def weak_value() -> None:
+    held = Held()
+    WEAK_VALUES["a"] = held
+    LOG.append(len(WEAK_VALUES))
+    del held
+    LOG.append(len(WEAK_VALUES))
+
+
+def weak_key() -> None:
+    held = Held()
+    WEAK_KEYS[held] = 1
+    LOG.append(len(WEAK_KEYS))
+    del held
+    LOG.append(len(WEAK_KEYS))
+
+
+WEAK_SET: weakref.WeakSet[Any] = weakref.WeakSet()
+WEAK_VALUES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+WEAK_KEYS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
 def loop() -> None:
     for _ in Noted():
         note()
@@ -111,6 +160,7 @@ DYING: dict[str, Callable[[], object]] = {
     "argument": lambda: note(Noted()), "unused": lambda: Noted() and None, "method": lambda: Noted().method(), "operand": lambda: Noted() + 1,
     "condition": lambda: 1 if Noted() else 2, "generator": lambda: next(counting(2)), "default": lambda: next(counting(0), None),
     "made by __new__": made_by_new, "rebound": rebound, "deleted": deleted,
+    "called back": called_back, "finalized": finalized, "in a weak set": in_weak_set, "weak value": weak_value, "weak key": weak_key,
     "kept": kept, "watched": watched, "loop": loop, "refused": refused, "context": context,
 }  # fmt: skip
 
@@ -134,3 +184,44 @@ def test_as_eager(name: str, backend: str) -> None:
         function(torch.ones(3))
         logs.append(list(LOG))
     assert "note" in logs[0] and logs[1:] == [logs[0]] * 3
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def emptied(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    held.clear()
+
+
+def rebound_attribute(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    holder.held = None
+
+
+def deleted_entry(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    del entries["a"]
+
+
+def counted(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    entries["count"] = len(entries)
+
+
+@pytest.mark.parametrize("change", [emptied, rebound_attribute, deleted_entry, counted], ids=lambda change: change.__name__)
+def test_a_weak_reference_to_what_the_call_lets_go_of(change: Callable[..., None]) -> None:
+    def program(x: torch.Tensor, places: Any, watch: Any) -> tuple[Any, ...]:
+        change(*places)
+        return x + 1, watch() is None
+
+    found = []
+    for run in (program, fusewright.compile(program, backend="eager")):
+        for place in (0, 1, 2, 0):
+            kept = Held()
+            places: Any = ([kept if place == 0 else 0], Holder(kept if place == 1 else 0), {"a": kept if place == 2 else 0})
+            watch = weakref.ref(kept)
+            del kept
+            found.append(run(torch.ones(1), places, watch)[1])
+    assert found[:4] == found[4:]
+    assert True in found or change is counted
+    report = fusewright.explain(program)(torch.ones(1), ([], Holder(0), {"a": 0}), weakref.ref(Held))
+    assert change is not counted or not report.graph_break_count

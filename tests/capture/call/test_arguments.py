@@ -296,3 +296,42 @@ def test_a_call_that_lacks_an_argument_is_right_once_there_is_a_default(call: An
         assert torch.equal(compiled(x), f(x)) and not torch.equal(f(x), x - 1)
     finally:
         setattr(owner, name, before)
+
+
+def scaled(a: torch.Tensor, *, k: float = 2.0) -> torch.Tensor:
+    return a * k
+
+
+def entered(k: float) -> None:
+    scaled.__kwdefaults__["k"] = k
+
+
+def updated(k: float) -> None:
+    scaled.__kwdefaults__.update(k=k)
+
+
+def removed(k: float) -> None:
+    del scaled.__kwdefaults__["k"]
+
+
+def replaced(k: float) -> None:
+    scaled.__kwdefaults__ = {"k": k}
+
+
+@pytest.mark.parametrize("write", [entered, updated, removed, replaced], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("native", [False, True], ids=["interpreted", "by native code"])
+def test_a_call_finds_the_defaults_that_the_frame_has_written(write: Any, native: bool) -> None:
+    def f(a: torch.Tensor) -> Any:
+        write(3.0)
+        try:
+            return [*map(scaled, [a])] if native else scaled(a)
+        except TypeError as error:
+            return str(error)
+
+    found = []
+    for run in (f, fusewright.compile(f), fusewright.compile(f, backend="eager")):
+        for _ in range(2):
+            scaled.__kwdefaults__ = {"k": 2.0}
+            found.append((str(run(torch.ones(2))), dict(scaled.__kwdefaults__)))
+    scaled.__kwdefaults__ = {"k": 2.0}
+    assert all(one == found[0] for one in found)

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import has_no_dict
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.effects import attributes_changed
 from fusewright.capture.border.values import cls as classes, function as functions
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import Guard
@@ -76,7 +77,7 @@ def _distinct_objects(world: World) -> list[Guard]:
         groups.setdefault(kind, []).append(record)
         if id(real) in written or (classes.has_dict(type(real)) and id(_namespace(real)) in written):
             written_types.add(kind)
-    guards = []
+    guards = _distinct_dicts(world, written)
     for kind, records in groups.items():
         whole = kind is not torch.Tensor or kind in written_types
         chosen = records if whole else [record for record in records if _is_argument(record.source)]
@@ -88,6 +89,26 @@ def _distinct_objects(world: World) -> list[Guard]:
                 Guard("DIFFERENT", sources[0], sources, f"distinct objects ({getattr(kind, '__name__', kind)})")
             )
     return guards
+
+
+def _distinct_dicts(world: World, written: set[int]) -> list[Guard]:
+    """DIFFERENT for instance dictionaries, and the dicts that are arguments, once one was written to or handed out: a
+    program may give one to several objects, or beside its object."""
+    records = [record for record in world.outside_objects() if isinstance(record.source, InstanceDict)]
+    given = [one for one in world.outside_objects() if type(one.real) is dict and _is_argument(one.source)]
+    shadows = (shadow for shadow in world.effects.shadows if attributes_changed(shadow))
+    written = written | {id(_namespace(shadow.real)) for shadow in shadows}
+    if not any(id(record.real) in written for record in records):
+        of_arguments = any(id(one.real) in written for one in given)
+        records = [
+            record
+            for record in records
+            if id(record.value) in world.owners or (of_arguments and _is_argument(record.source.base))  # type: ignore[attr-defined]
+        ]
+    if not records or len(records) + len(given) < 2:
+        return []
+    sources = tuple(record.source for record in (*records, *given))
+    return [Guard("DIFFERENT", sources[0], sources, "distinct instance dictionaries")]
 
 
 def _is_argument(source: Source) -> bool:

@@ -138,7 +138,9 @@ def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
 def _getattr_python_module(world: Border, obj: types.ModuleType, name: str) -> Any:
     if type(obj) is not types.ModuleType:
         return objects.getattr_object(world, obj, name)
-    namespace = world.dict_stand_in(obj.__dict__, InstanceDict(world.constant(obj, obj.__name__)))
+    said = obj.__dict__.get("__name__")  # a program may have deleted it
+    known_as = said if type(said) is str else "module"
+    namespace = world.dict_stand_in(obj.__dict__, InstanceDict(world.constant(obj, known_as)))
     if name == "__dict__":
         return namespace
     value = objects.read_namespace(namespace, name)
@@ -149,15 +151,17 @@ def _getattr_python_module(world: Border, obj: types.ModuleType, name: str) -> A
         return world.tracer.call(fallback, (name,))
     if classes.lookup(types.ModuleType, name) is not MISSING:
         return native(getattr, obj, name)
-    raise UserException(AttributeError(f"module '{obj.__name__}' has no attribute '{name}'", name=name, obj=obj))
+    said = objects.read_namespace(namespace, "__name__")
+    known_as = f"module '{said}'" if type(said) is str else "module"
+    raise UserException(AttributeError(f"{known_as} has no attribute '{name}'", name=name, obj=obj))
 
 
 def _setattr_python_module(world: Border, obj: types.ModuleType, name: str, value: object) -> None:
     if type(obj) is not types.ModuleType:
         objects.setattr_object(world, obj, name, value)
         return
-    if obj is sys:  # output that is held back would go elsewhere
-        raise GraphBreak("opaque-object", f"a store to sys.{name}")
+    if obj is sys or name == "__dict__":  # output that is held back would go elsewhere; a module keeps its dict
+        raise GraphBreak("opaque-object", f"a store to a module's {name}")
     protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
 
 
@@ -179,7 +183,7 @@ def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: 
     elif classes.lookup(types.FunctionType, name) is not MISSING:
         raise GraphBreak("function-mutation", f"a store to {obj.__qualname__}.{name}")
     else:
-        protocols.setitem(world, world.dict_stand_in(obj.__dict__, InstanceDict(record.source)), name, value)
+        protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
 
 
 Getter = Callable[[Border, Any, str], Any]

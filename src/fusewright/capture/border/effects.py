@@ -7,9 +7,10 @@ is captured.
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -166,6 +167,24 @@ def changed(shadow: Shadow) -> bool:
         return True  # perhaps the same elements, among which the next one finds another place
     now = contents(value)
     return len(now) != len(shadow.items) or any(a is not b for a, b in zip(now, shadow.items, strict=False))
+
+
+def let_go(effects: Effects, written: Iterable[Any]) -> Iterator[object]:
+    """What places of outside objects held that hold something else now. written: lazy stand-ins of dicts that were
+    stored to."""
+    for shadow in effects.shadows:
+        if changed(shadow):
+            now = {id(item) for item in contents(shadow.value)}
+            yield from (item for item in shadow.items if id(item) not in now)
+        if attributes_changed(shadow):
+            yield from (shadow.attributes or {}).values()
+    for namespace in written:
+        yield from map(namespace.real.get, namespace.stores)
+    for slot in effects.slots.values():
+        yield slot.target  # what it held is not looked for
+    for store in effects.cells.values():
+        with contextlib.suppress(ValueError):
+            yield store.cell.cell_contents
 
 
 def stamp(effects: Effects) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ import torch
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.values.cls import lookup
-from fusewright.capture.border.values.dict import read_namespace
+from fusewright.capture.border.values.dict import is_written, read_namespace
 from fusewright.capture.bytecode.instructions import decoded
 from fusewright.capture.guards import MISSING
 
@@ -137,7 +137,8 @@ Read = tuple[Callable[[str], Any], str, Callable[[], Any]]
 
 def reads_of(*functions: Any) -> tuple[Read, ...]:
     """What functions of a program look up by names that their code has: global names, variables of enclosing functions,
-    attributes of classes, modules and objects that those are; and the same of the functions that they call."""
+    attributes of classes, modules and objects that those are; their defaults; and the same of the functions that they
+    call."""
     found: list[Read] = []
     seen: set[int] = set()
     pending = [*functions]
@@ -147,10 +148,14 @@ def reads_of(*functions: Any) -> tuple[Read, ...]:
         if type(function) is not types.FunctionType or _is_pytorchs(function) or id(function) in seen:
             continue
         seen.add(id(function))
-        found.append(_read(functools.partial(getattr, function), "__code__"))
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        code, keywords = function.__code__, function.__kwdefaults__ or {}
+        found += [_read(functools.partial(getattr, function), name) for name in ("__code__", "__defaults__")]
+        names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        found += [_read(functools.partial(_keyword_default, function), name) for name in names]
+        pending += [*(function.__defaults__ or ()), *keywords.values()]
+        cells = dict(zip(code.co_freevars, function.__closure__ or ()))
         places = {"global": function.__globals__.get, "cell": functools.partial(_content, cells), "": None}
-        for place, *path in _paths_of(function.__code__):
+        for place, *path in _paths_of(code):
             get: Any = places[place]
             for name in path if get is not None else ():
                 value = get(name)
@@ -173,6 +178,24 @@ def as_read(reads: Iterable[Read]) -> bool:
     return all(get(name) is then() for get, name, then in reads)
 
 
+def are_written(world: World, reads: Iterable[Read]) -> bool:
+    """Whether the call itself writes to a place that was looked up: what is there then differs from what is there
+    when the call begins."""
+    return any(_is_written(world, get, name) for get, name, _ in reads)
+
+
+def _is_written(world: World, get: Any, name: str) -> bool:
+    holder = get.args[0] if isinstance(get, functools.partial) else get.__self__
+    reader = get.func if isinstance(get, functools.partial) else dict.get
+    if reader is _content:
+        return id(holder.get(name)) in world.effects.cells
+    if reader is _keyword_default and holder.__kwdefaults__ is not None:
+        reader, holder = dict.get, holder.__kwdefaults__
+    if reader is dict.get:
+        return is_written(world.known_stand_in(holder), name)
+    return any((id(one), name) in world.effects.slots for one in (holder.__mro__ if reader is lookup else (holder,)))
+
+
 def _read(get: Callable[[str], Any], name: str) -> Read:
     value = get(name)
     try:
@@ -191,6 +214,10 @@ def _names_of(value: Any) -> Callable[[str], Any] | None:
         names = getattr(value, "__dict__", None)
         return names.get if type(names) is dict else None
     return None
+
+
+def _keyword_default(function: types.FunctionType, name: str) -> Any:
+    return (function.__kwdefaults__ or {}).get(name, MISSING)
 
 
 def _content(cells: dict[str, types.CellType], name: str) -> Any:

@@ -180,7 +180,7 @@ def text_ready(world: World, value: Any, around: frozenset[int] = frozenset()) -
         raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
     if id(value) not in around:
         within = around | {id(value)}
-        for part in _elements(value) if contains else _shown(world, value, bool(around)):
+        for part in elements_of(value) if contains else _shown(world, value, bool(around)):
             text_ready(world, part, within)
     return concrete_inside(for_native(world, value)) if contains else value
 
@@ -195,7 +195,7 @@ def _is_of_object(world: World, owner: Any) -> bool:
     return isinstance(owner, torch.Tensor) or (world.outside(owner) is not None and not is_constant(owner))
 
 
-def _elements(value: Any) -> tuple[Any, ...]:
+def elements_of(value: Any) -> tuple[Any, ...]:
     """Of a subclass too without asking it."""
     if isinstance(value, (dict, types.MappingProxyType)):
         factory = (value.default_factory,) if isinstance(value, collections.defaultdict) else ()

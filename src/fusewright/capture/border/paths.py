@@ -84,7 +84,7 @@ READ: dict[type, Callable[[Any, Any], object]] = {
 
 
 REBASE: dict[type, Callable[[Any, Source], Source]] = {
-    Item: lambda source, base: Item(base, source.key),
+    Item: lambda source, base: Item(base, source.key, source.owner),
     InstanceDict: lambda source, base: InstanceDict(base, source.hooked),
     Attribute: lambda source, base: Attribute(base, source.name),
 }

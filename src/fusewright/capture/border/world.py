@@ -50,7 +50,7 @@ from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
-from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, Item, Source
+from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.record.traced_tensor import TracedTensor
 
@@ -168,9 +168,7 @@ class World:
 
     def stand_in(self, real: Any, source: Source, value: Any) -> Any:
         """Registers `value` as what stands for `real`; gives `value`."""
-        record = Outside(real, source, value)
-        self._by_real[id(real)] = record
-        self._by_value[id(value)] = record
+        self._by_real[id(real)] = self._by_value[id(value)] = Outside(real, source, value)
         if type(value) is OutsideDict:
             self._dicts.append(value)
         return value
@@ -191,6 +189,8 @@ class World:
         """The stand-in of an instance dictionary or of globals: as `load`, without a guard on its type."""
         known = self._by_real.get(id(real))
         if known is not None:
+            if source != known.source and InstanceDict in (type(source), type(known.source)):  # of two objects, or beside it
+                self._guard_same(known, source)
             return known.value
         return self.stand_in(real, source, OutsideDict(self, real, source))
 
@@ -409,7 +409,7 @@ class World:
 
     def load_default(self, func: types.FunctionType, which: int | str | None) -> Any:
         """A default, by its place in `__defaults__` or its name in `__kwdefaults__`; None guards that there is none."""
-        values: Any = func.__defaults__ if isinstance(which, int) else func.__kwdefaults__
+        values: Any = func.__defaults__ if isinstance(which, int) else functions.keyword_defaults(self, func)
         value = None if which is None else values[which]
         if id(func) in self._inside_functions:
             return value

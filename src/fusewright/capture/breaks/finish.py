@@ -33,7 +33,16 @@ from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object, dict_of, set_text
-from fusewright.capture.guards.sources import Computed, Constant, Item, Local, ProxiedDict, Source
+from fusewright.capture.guards.sources import (
+    Computed,
+    Constant,
+    DictKey,
+    Item,
+    Local,
+    ProxiedDict,
+    Source,
+    owner_name,
+)
 from fusewright.capture.interpret.continuation import LET_GO, RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place
 from fusewright.operators.schema import facts
@@ -356,6 +365,8 @@ class Code:
                 self.constants[source.name] = source.function
             elif isinstance(source, Item) and (name := source.key_name()) is not None:
                 self.constants[name] = source.key
+            if isinstance(source, (Item, DictKey)) and source.owner is not None:
+                self.constants[owner_name(source.owner)] = source.owner
             source = getattr(source, "base", None)
 
     # Counting references, so that an object that is reached once can be written in place.

@@ -65,9 +65,10 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if not tracer.assumptions.custom_gradients:
         reason = tracer.assumptions.gradient_refused
         raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward stays outside: {reason}")
-    if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
+    bound = kwargs or (_sets_up(cls) and _has_defaults(cls.forward, values))
+    if bound or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
         raise GraphBreak(
-            "autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients"
+            "autograd-function", f"{cls.__qualname__} is applied with keyword arguments, defaults or boxed gradients"
         )
     recorder = tracer.recorder
     if not differentiates:
@@ -87,6 +88,16 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
+def _sets_up(cls: Any) -> bool:
+    return cls.setup_context is not _SingleLevelFunction.setup_context
+
+
+def _has_defaults(forward: Any, values: list[Any]) -> bool:
+    """Whether these are not all arguments that autograd is given: it counts defaults, too."""
+    code = getattr(forward, "__code__", None)
+    return code is not None and code.co_argcount + code.co_kwonlyargcount > len(values)
+
+
 def _note_user_code(tracer: Tracer, what: Application | Hook | None) -> None:
     """Notes a part of the gradients that is the program's own; None for one that another call may have otherwise."""
     recorder = tracer.recorder
@@ -100,7 +111,7 @@ def _note_user_code(tracer: Tracer, what: Application | Hook | None) -> None:
 def _stand_in(tracer: Tracer, cls: type) -> Any:
     world = tracer.world
     names = ["forward", "vjp" if cls.backward is _SingleLevelFunction.backward else "backward"]  # type: ignore
-    if cls.setup_context is not _SingleLevelFunction.setup_context:  # type: ignore[attr-defined]
+    if _sets_up(cls):
         names.append("setup_context")
     body: dict[str, Any] = {}
     for name in names:

@@ -20,6 +20,7 @@ from fusewright._native import isinstance
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import changed
+from fusewright.capture.border.native_ready import elements_of
 from fusewright.operators.schema import facts
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor, make_traced, version_of
@@ -255,7 +256,7 @@ def _reach(world: Any, value: Any, seen: dict[int, Any]) -> None:
     elif isinstance(value, dict):
         parts = [part for pair in dict.items(value) for part in pair]
     elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = list(value)
+        parts = list(elements_of(value))
     elif world.outside(value) is None:
         parts = list(getattr(value, "__dict__", {}).values())
     if parts:

@@ -515,6 +515,7 @@ def plain_data(tracer: Tracer, value: Any) -> Any:
 def _weak_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Of what existed before, which outlives the call, or of an instance made inside."""
     world = tracer.world
+    call_classes.check_watched(world, args)
     if len(args) != 1 or kwargs or (world.outside(args[0]) is not None and not world.is_raw(args[0])):
         raise GraphBreak("untraceable-call", "a weak reference with a callback, or to a container from outside")
     return native(weakref.ref, args[0])
@@ -595,4 +596,5 @@ ROWS: list[tuple[Any, Row]] = [
     (operator.inv, _unary_row("~")),
     (dataclasses.fields, _fields), (inspect.signature, _signature),
     (threading.get_ident, _thread_identity), (weakref.ref, _weak_reference),
+    (weakref.ref.__new__, call_classes.new_reference),
 ]  # fmt: skip

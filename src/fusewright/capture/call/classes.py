@@ -11,7 +11,7 @@ import collections
 import enum
 import types
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -154,6 +154,18 @@ def note_made(world: World, made: Any) -> Any:
     if type(made) in MADE_AFRESH:
         world.made[id(made)] = made
     return made
+
+
+def check_watched(world: World, args: Args) -> None:
+    """As `check_finalizer`, of the arguments of a weak reference with a callback to what capture made."""
+    if len(args) > 1 and world.outside(args[0]) is None:
+        raise SkipFrame("finalizer", f"a {type(args[0]).__qualname__} that is made is watched by a weak reference")
+
+
+def new_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> NoReturn:
+    """A weak reference of a class of its own, as a WeakValueDictionary makes them."""
+    check_watched(tracer.world, args[1:])
+    raise GraphBreak("untraceable-call", "a weak reference of a subclass")
 
 
 def check_finalizer(world: World, cls: type) -> None:

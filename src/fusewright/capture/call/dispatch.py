@@ -22,6 +22,7 @@ import torch
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import native_ready, torch_function
+from fusewright.capture.border.effects import let_go
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.values import (
     array_calls as arrays,
@@ -29,6 +30,7 @@ from fusewright.capture.border.values import (
     function as functions,
     module as modules,
 )
+from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.call import (
     attention as call_attention,
     builtins as call_builtins,
@@ -188,7 +190,11 @@ def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kw
         return _referent(tracer, fn)
     if source is None or args or kwargs or type(fn).__call__ is not weakref.ref.__call__:
         return refuse(tracer, fn, args, kwargs)
-    return tracer.world.load(fn(), Referent(source))
+    found, world = fn(), tracer.world
+    for gone in let_go(world.effects, world.written_dicts()) if found is not None else ():
+        if gone is found or not (is_constant(gone) or isinstance(gone, torch.Tensor)):
+            raise GraphBreak("untraceable-call", "a weak reference to what the call may have let go of")
+    return world.load(found, Referent(source))
 
 
 def _referent(tracer: Tracer, reference: weakref.ref[Any]) -> Any:

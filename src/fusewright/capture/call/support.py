@@ -55,6 +55,9 @@ VALUE_CLASSES: frozenset[type] = frozenset({
 })  # fmt: skip
 
 
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+
+
 def native_iterable(world: World, obj: Any, sets: bool = False) -> Any:
     """An iterable that native code may consume: builtin containers as they are, others as an iterator through the
     border. sets: the code is a set's."""
@@ -65,7 +68,7 @@ def native_iterable(world: World, obj: Any, sets: bool = False) -> Any:
     if sets and isinstance(obj, (set, frozenset)):  # which looks into sets without asking a subclass
         return obj
     if (
-        isinstance(obj, (list, tuple, dict, set, frozenset, collections.deque))
+        isinstance(obj, _CONTAINERS)
         and classes.python_method(world, type(obj), "__iter__") is None
     ):
         return obj
@@ -99,7 +102,8 @@ def one_by_one(world: World, obj: Any) -> Iterator[Any]:
 def listed(world: World, obj: Any) -> Any:
     """As `native_iterable`, for native code that makes a list or a tuple of it."""
     ready = native_iterable(world, obj)
-    world.ask_length(obj)
+    if not isinstance(ready, _CONTAINERS):  # which native code asks itself
+        world.ask_length(obj)
     return ready
 
 

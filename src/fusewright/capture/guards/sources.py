@@ -22,6 +22,11 @@ def _is_literal(key: object) -> bool:
     return key is None or type(key) in (str, int, float, bool, bytes, complex)
 
 
+def owner_name(owner: type) -> str:
+    """The variable that stands for a builtin type whose methods are called on its subclasses."""
+    return f"__{owner.__name__}"
+
+
 @dataclass(frozen=True, slots=True)
 class Source(KeepsHash):
     """Base of all sources. `text` is a Python expression over the names that `finish` has in scope."""
@@ -116,13 +121,18 @@ class Item(Source):
     A key that is a literal is compared by value, any other one by identity: equality may be the program's code, or give
     a tensor.
     Item(InstanceDict(x), "weight") prints as `x.weight`, Item(InstanceDict(m)._modules, ...) likewise readable.
+    owner: that builtin type, of a container whose class may have a `__getitem__` of its own.
     """
 
     base: Source
     key: object
+    owner: type | None = None
 
     def text(self) -> str:
-        return f"{self.base.text()}[{self.key_name() or repr(self.key)}]"
+        key = self.key_name() or repr(self.key)
+        if self.owner is None:
+            return f"{self.base.text()}[{key}]"
+        return f"{owner_name(self.owner)}.__getitem__({self.base.text()}, {key})"
 
     def key_name(self) -> str | None:
         """The variable that stands for a key that is no literal (a parameter, in an optimizer's state); None for a
@@ -185,13 +195,16 @@ class Computed(Source):
 
 @dataclass(frozen=True, slots=True)
 class DictKey(Source):
-    """The `index`-th key, in order, of a dict (for keys that are not constants)."""
+    """The `index`-th key, in order, of a dict (for keys that are not constants). owner: as of an Item."""
 
     base: Source
     index: int
+    owner: type | None = None
 
     def text(self) -> str:
-        return f"list({self.base.text()})[{self.index}]"
+        base = self.base.text()
+        keys = base if self.owner is None else f"{owner_name(self.owner)}.__iter__({base})"
+        return f"list({keys})[{self.index}]"
 
 
 @dataclass(frozen=True, slots=True)

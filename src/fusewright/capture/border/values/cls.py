@@ -81,6 +81,16 @@ def is_hooked(cls: type) -> bool:
     return isinstance(lookup(cls, "__getattribute__"), types.FunctionType)
 
 
+def is_heap_type(cls: type) -> bool:
+    return bool(cls.__flags__ & (1 << 9))
+
+
+def contents_owner(cls: type, base: type) -> type | None:
+    """The builtin type whose methods read what an instance of this container class holds; None if that is the class
+    itself, or another one written in C. One of Python may get methods of its own at any time."""
+    return base if is_heap_type(cls) else None
+
+
 def dict_source(cls: type, source: Source) -> InstanceDict:
     """Where the instance dictionary of an object of this class lies."""
     return InstanceDict(source, is_hooked(cls))

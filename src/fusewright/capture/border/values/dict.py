@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.effects import DELETED, Shadow, contents
 from fusewright.capture.border.native import Trampoline, native
-from fusewright.capture.border.values.cls import guarded_lookup
+from fusewright.capture.border.values.cls import contents_owner, guarded_lookup
 from fusewright.capture.border.values.constant import is_constant, is_native_function
 from fusewright.capture.border.values.list import check_no_slots, load_attributes
 from fusewright.capture.guards import MISSING
@@ -241,11 +241,34 @@ def _is_plain_key(key: object) -> bool:
     )
 
 
-def load_key(world: World, key: object, source: Source, index: int) -> object:
+def load_key(world: World, key: object, source: Source, index: int, owner: type | None = None) -> object:
     """A key inside: constants are guarded by the KEYS guard already; others get their place as a source."""
     if is_constant(key):
         return key
-    return world.load(key, DictKey(source, index))
+    return world.load(key, DictKey(source, index, owner))
+
+
+def attributes_of(world: World, real: dict, source: Source) -> Any:
+    """The stand-in of an instance dictionary. Python looks into one of a subclass without asking it: that is a graph
+    break."""
+    if type(real) is not dict:
+        raise GraphBreak("opaque-object", f"{source.text()}, a {type(real).__qualname__}")
+    return world.dict_stand_in(real, source)
+
+
+def handed_out(namespace: Any) -> Any:
+    """An instance dictionary that the program takes as an object, or that is written to: one of a subclass would be
+    asked."""
+    if type(namespace) is OutsideDict:
+        namespace.world.guard("TYPE", namespace.source, type(namespace.real))
+    return namespace
+
+
+def is_written(stand_in: object, key: object = MISSING) -> bool:
+    """Whether the call may have written to a dict that this stands for, at this key if one is given."""
+    if type(stand_in) is not OutsideDict:
+        return False
+    return stand_in.shadow is not None or (bool(stand_in.stores) if key is MISSING else key in stand_in.stores)
 
 
 def load_proxy(world: World, real: types.MappingProxyType, source: Source) -> object:
@@ -309,9 +332,10 @@ def load_subclass(world: World, real: Any, source: Source) -> object:
         world.guard("CALL", source, _HasFactory(maker))
         defaultdict.__init__(shadow, callback(world, factory))
     world.stand_in(real, source, shadow)
+    owner = contents_owner(cls, base)
     for index, (key, value) in enumerate(zip(keys, held[1::2], strict=True)):
-        inside = world.load(value, Item(source, key))
-        base.__setitem__(shadow, load_key(world, key, source, index), inside)
+        inside = world.load(value, Item(source, key, owner))
+        base.__setitem__(shadow, load_key(world, key, source, index, owner), inside)
     attributes = None if cls is OrderedDict else load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))
     return shadow

@@ -18,7 +18,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import load_is
-from fusewright.capture.border.values.dict import read_namespace
+from fusewright.capture.border.values.dict import attributes_of, handed_out, is_written, read_namespace
 from fusewright.capture.border.values.list import APPEND
 from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
@@ -53,6 +53,14 @@ def load_function(world: World, real: types.FunctionType, source: Source) -> obj
     for index, cell in enumerate(real.__closure__ or ()):
         world.load(cell, Item(Attribute(source, "__closure__"), index))
     return world.stand_in(real, source, real)
+
+
+def keyword_defaults(world: World, real: types.FunctionType) -> dict[str, Any] | None:
+    """As a call finds them: the frame's own writes to the dict are not there yet."""
+    values = real.__kwdefaults__
+    if is_written(world.known_stand_in(values)):
+        raise GraphBreak("untraceable-call", f"{real.__qualname__}, to whose __kwdefaults__ the frame has written")
+    return values
 
 
 def guard_defaults(world: World, real: types.FunctionType, source: Source) -> None:
@@ -187,15 +195,14 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
         return world.load(getattr(function, name), world.constant(getattr(function, name), name))
     if name in _SETTABLE:
         return world.load(getattr(function, name), Attribute(record.source, name))
+    namespace = attributes_of(world, function.__dict__, InstanceDict(record.source))
     if name == "__dict__":
-        return world.dict_stand_in(function.__dict__, InstanceDict(record.source))
-    found = read_namespace(world.dict_stand_in(function.__dict__, InstanceDict(record.source)), name)
-    if found is not MISSING:
-        return found
-    try:
-        return getattr(function, name)  # a method of the function type: __get__, __call__, __repr__…
-    except AttributeError as missing:
-        raise UserException(missing) from None
+        return handed_out(namespace)
+    found = read_namespace(namespace, name)
+    if found is MISSING and classes.lookup(types.FunctionType, name) is MISSING:
+        text = f"'function' object has no attribute '{name}'"
+        raise UserException(AttributeError(text, name=name, obj=function))
+    return getattr(function, name) if found is MISSING else found  # a method of the type: __get__, __call__, __repr__…
 
 
 IDENTITY_TYPES: tuple[type, ...] = (

@@ -29,10 +29,13 @@ APPEND = frozenset({"append", "extend"})
 def load_attributes(world: World, real: object, source: Source, shadow: object) -> dict[str, object] | None:
     """Copies the instance dictionary of a container subclass's instance to its shadow; gives what was loaded, None
     without a dictionary."""
-    if not classes.has_dict(type(real)) or not _is_heap_type(type(real)):
+    if not classes.has_dict(type(real)) or not classes.is_heap_type(type(real)):
         return None
     attributes = object.__getattribute__(real, "__dict__")
     where = classes.dict_source(type(real), source)
+    if type(attributes) is not dict:
+        raise GraphBreak("opaque-object", f"{where.text()}, a {type(attributes).__qualname__}")
+    world.guard("TYPE", where, dict)
     world.guard("KEYS", where, tuple(attributes))
     loaded = {name: world.load(value, Item(where, name)) for name, value in attributes.items()}
     inside = object.__getattribute__(shadow, "__dict__")
@@ -43,14 +46,10 @@ def load_attributes(world: World, real: object, source: Source, shadow: object) 
     return loaded
 
 
-def _is_heap_type(cls: type) -> bool:
-    return bool(cls.__flags__ & (1 << 9))
-
-
 def check_no_slots(cls: type) -> None:
     """A container subclass with `__slots__` of its own would lose them in a shadow."""
     for base in cls.__mro__:
-        if _is_heap_type(base) and base.__dict__.get("__slots__"):
+        if classes.is_heap_type(base) and base.__dict__.get("__slots__"):
             raise GraphBreak("container-with-slots", f"{cls.__qualname__} derives from a container and has __slots__")
 
 
@@ -95,8 +94,9 @@ def load_list(world: World, real: Any, source: Source) -> object:
         world.effects.shadows.append(unread)
         return shadow
     world.guard("LENGTH", source, base.__len__(real))
+    owner = classes.contents_owner(cls, base)
     for index, element in enumerate(base.__iter__(real)):
-        base.append(shadow, world.load(element, Item(source, index)))
+        base.append(shadow, world.load(element, Item(source, index, owner)))
     attributes = load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))
     return shadow

@@ -28,7 +28,7 @@ from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import cls as classes, function as functions
 from fusewright.capture.border.values.constant import CARRIED_TYPES
-from fusewright.capture.border.values.dict import OutsideDict, read_namespace
+from fusewright.capture.border.values.dict import OutsideDict, attributes_of, handed_out, read_namespace
 from fusewright.capture.border.values.memory import Address
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.border.values.text import TensorText
@@ -101,8 +101,10 @@ def instance_dict(world: World, obj: object) -> Any:
     namespace = _namespace(obj if record is None else record.real, shadowed)
     if record is None:
         return namespace
-    known = world.known_stand_in(namespace)
-    return world.dict_stand_in(namespace, InstanceDict(record.source, hooked)) if known is None else known
+    known = world.record_of(namespace)
+    if known is not None and getattr(known.source, "base", None) is record.source and type(namespace) is dict:
+        return known.value
+    return attributes_of(world, namespace, InstanceDict(record.source, hooked))
 
 
 def _namespace(obj: object, shadowed: bool) -> Any:
@@ -312,7 +314,7 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
 
 def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -> object:
     if name == "__dict__":
-        namespace = instance_dict(world, obj)
+        namespace = handed_out(instance_dict(world, obj))
         world.owners[id(namespace)] = obj, name
         return namespace
     if name == "__class__":
@@ -400,7 +402,7 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
     if not raw and _as_its_class_is(kind, name, found):
         native(object.__setattr__, obj, name, value)
         return
-    namespace = instance_dict(world, obj)
+    namespace = handed_out(instance_dict(world, obj))
     if namespace is None:
         raise refusal(world, lambda probe: setattr(probe, name, None), _bare(name, found), obj)
     if type(namespace) is OutsideDict:

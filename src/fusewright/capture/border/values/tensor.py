@@ -22,7 +22,7 @@ from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, object as objects, subclass, wrapper
-from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.dict import OutsideDict, attributes_of, handed_out
 from fusewright.capture.border.values.gradient_node import gradient_node
 from fusewright.capture.border.values.memory import TENSOR_CLASSES, guarded_fact, refuse_hidden_base
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
@@ -281,7 +281,7 @@ def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | Outsid
     if record is not None:
         kind = type(record.real)
         attributes = object.__getattribute__(record.real, "__dict__")
-        return world.dict_stand_in(attributes, classes.dict_source(kind, record.source))
+        return attributes_of(world, attributes, classes.dict_source(kind, record.source))
     namespace = world.tensor_attributes.setdefault(id(tensor), {})
     world.owners[id(namespace)] = tensor, "__dict__"
     return namespace
@@ -346,7 +346,7 @@ _ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
     "retains_grad": _fact("retains_grad"),
     "output_nr": _fact("output_nr"),
     "__class__": lambda world, tensor: world.type_of(tensor),
-    "__dict__": _namespace,
+    "__dict__": lambda world, tensor: handed_out(_namespace(world, tensor)),
 }
 
 

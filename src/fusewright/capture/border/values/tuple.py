@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fusewright.capture.border.values.cls import contents_owner
 from fusewright.capture.border.values.constant import is_literal
 from fusewright.capture.border.values.number import tuple_has_changed
 from fusewright.capture.guards.sources import Item, Source
@@ -25,7 +26,8 @@ def load_tuple(world: World, real: tuple, source: Source) -> object:
         return real
     world.guard("TYPE", source, type(real))
     world.guard("LENGTH", source, tuple.__len__(real))
-    elements = [world.load(element, Item(source, index)) for index, element in enumerate(tuple.__iter__(real))]
+    owner = contents_owner(type(real), tuple)
+    elements = [world.load(element, Item(source, index, owner)) for index, element in enumerate(tuple.__iter__(real))]
     if all(new is old for new, old in zip(elements, tuple.__iter__(real), strict=False)):
         return world.stand_in(real, source, real)
     return world.stand_in(real, source, tuple_like(real, elements))
