@@ -188,11 +188,23 @@ LAYOUTS = {
     "column": lambda: torch.rand(4, 1),
     "gaps": lambda: torch.rand(4, 6)[:, ::2],
     "expanded": lambda: torch.rand(1, 3).expand(4, 3),
+    "turned row": lambda: torch.rand(1, 1, 3, 1).permute(0, 3, 1, 2),
 }
+BACKWARD = (
+    aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.hardswish_backward.default, aten.leaky_relu_backward.default,
+    aten.mish_backward.default, aten.rrelu_with_noise_backward.default, aten.softplus_backward.default, aten.threshold_backward.default,
+)  # fmt: skip
+ARGUMENTS = {
+    aten.elu_backward.default: lambda a, b: (a, 1, 1, 1, False, b), aten.softplus_backward.default: lambda a, b: (a, b, 1, 20),
+    aten.leaky_relu_backward.default: lambda a, b: (a, b, 0.5, False), aten.threshold_backward.default: lambda a, b: (a, b, 0),
+    aten.rrelu_with_noise_backward.default: lambda a, b: (a, b, b, 0.1, 0.3, False, False),
+}  # fmt: skip
 ITERATED = (
     aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logical_and.default, aten.xlogy.Tensor,
     aten.special_xlog1py.default, aten.logit_backward.default, aten.native_dropout_backward.default, aten.pow.Scalar,
+    aten.polar.default, aten.rsub.Tensor, aten.clamp_min.Tensor, aten.igamma.default, aten._add_relu.Tensor, *BACKWARD,
 )  # fmt: skip
+OF_ONE_DTYPE = (aten.heaviside.default, aten.logaddexp.default, aten.logit_backward.default, aten.polar.default, *BACKWARD)
 
 
 @pytest.mark.parametrize("op", ITERATED, ids=str)
@@ -206,8 +218,8 @@ def test_operands_laid_out_otherwise(op: torch._ops.OpOverload) -> None:
             elif op is aten.native_dropout_backward.default:
                 op(a, b > 0.5, 2.0)
             else:
-                op(a, b)
-                if op not in (aten.heaviside.default, aten.logaddexp.default, aten.logit_backward.default):
+                op(*ARGUMENTS.get(op, lambda *given: given)(a, b))
+                if op not in OF_ONE_DTYPE:
                     op(a, b.long())
     assert not seen.wrong
     assert seen.seen[op]

@@ -199,7 +199,7 @@ def _index_add(
 def _iterated(said: TensorType, *args: Any) -> TensorType:
     """Operators of TensorIterator whose meta kernel is a composition of others, which lays the result out otherwise."""
     operands = [value for value in args if isinstance(value, TensorType)]
-    if not operands:  # of two numbers
+    if not operands or not isinstance(said, TensorType):  # of two numbers
         return said
     numbers = [value for value in args[:2] if isinstance(value, (bool, int, float))]
     computed = promote(*operands, *numbers)
@@ -223,6 +223,12 @@ def _glu(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
     """Of the tensor's two halves, which the meta kernel copies where they are float16 or bfloat16."""
     half = replace(self, shape=said.shape)
     return _iterated(said, half, half)
+
+
+def _rrelu_backward(said: Any, gradient: TensorType, self: TensorType, noise: TensorType, *rest: Any) -> TensorType:
+    """A product with the slopes that were drawn, or where there is but one, leaky_relu's."""
+    lower, upper, training, _ = rest
+    return _iterated(said, gradient, noise) if training and upper - lower > 1e-6 else _iterated(said, self, gradient)
 
 
 def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
@@ -311,6 +317,7 @@ def _multilabel_margin_loss(said: tuple[TensorType, TensorType], input: TensorTy
     return (replace(said[0], shape=(), stride=()) if input.ndim <= 1 else said[0]), said[1]
 
 
+_SHUFFLES = ("pixel_shuffle", "channel_shuffle", "native_channel_shuffle")
 _PADS = ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
 CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
@@ -351,22 +358,18 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.index_copy.default: lambda said, *args: _contiguous(said),
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     **dict.fromkeys(
-        (
-            aten.copysign.Tensor,
-            aten.fmax.default,
-            aten.fmin.default,
-            aten.heaviside.default,
-            aten.hypot.default,
-            aten.logaddexp.default,
-            aten.logaddexp2.default,
-            aten.nextafter.default,
-            aten.sgn.default,
-            aten.hardtanh_backward.default,
-            aten.special_xlog1py.default,
-            aten.xlogy.Tensor,
-        ),
+        (aten.polar.default, aten._add_relu.Tensor, aten.hardtanh_backward.default, aten.hardsigmoid_backward.default,
+         aten.hardswish_backward.default, aten.mish_backward.default),
         _iterated,
     ),
+    **dict.fromkeys(
+        (aten.rsub.Tensor, aten.leaky_relu_backward.default, aten.threshold_backward.default),
+        lambda said, self, other, *rest: _iterated(said, other, self),
+    ),
+    aten.softplus_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
+    aten.elu_backward.default: lambda said, gradient, *rest: _iterated(said, gradient, rest[-1]),
+    aten.log_sigmoid_backward.default: _preserved,
+    aten.rrelu_with_noise_backward.default: _rrelu_backward,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _loss),
     aten.logit_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
     aten.convolution.default: _convolution,
@@ -375,21 +378,15 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.multi_margin_loss.default: _multi_margin_loss,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
-    **dict.fromkeys(
-        (aten.pixel_shuffle.default, aten.channel_shuffle.default, aten.native_channel_shuffle.default),
-        _as_input_suggests,
-    ),
     aten.ldexp.Tensor: _power_of_two_times,
     aten.angle.default: _angle,
     aten.roll.default: _roll,
-    **dict.fromkeys(
-        (aten.binary_cross_entropy.default, aten.huber_loss.default), _loss_like_input
-    ),
+    **dict.fromkeys((aten.binary_cross_entropy.default, aten.huber_loss.default), _loss_like_input),
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.binary_cross_entropy_backward.default: lambda said, gradient, *args: _loss_like_input(said, *args),
     aten.max_pool3d_with_indices.default: lambda said, self, *rest: tuple(_as_volumes(one, self) for one in said),
     aten.max_pool3d_with_indices_backward.default: lambda said, gradient, self, *rest: _as_volumes(said, self),
-    **dict.fromkeys((getattr(aten, name).default for name in _PADS), _as_input_suggests),
+    **dict.fromkeys((getattr(aten, name).default for name in (*_PADS, *_SHUFFLES)), _as_input_suggests),
     **dict.fromkeys(
         (getattr(aten, f"{name}_backward").default for name in _PADS),
         lambda said, gradient, self, *rest: _as_input_suggests(said, self),
@@ -410,17 +407,19 @@ CORRECTIONS: dict[OpOverload, Correction] = {
 def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
     """What takes the result that the meta kernel said and then the operator's arguments, and gives the real result."""
     rule = pointwise.FUNCTIONAL.get(op)
-    if rule is not None:  # it was open which sizes are equal, which the kernel has asked
-        return lambda said, *args, **kwargs: rule(*args, **kwargs)
-    correction = CORRECTIONS.get(op)
-    if correction is None or device is None or device.type != "cpu":
+    correction = CORRECTIONS.get(op) or (_iterated if torch.Tag.pointwise in op.tags else None)
+    if device is None or device.type != "cpu":
+        correction = None
+    if rule is None and correction is None:
         return None
 
     def corrected(said: object, *args: object, **kwargs: object) -> object:
-        bound = list(args)
-        for argument in op._schema.arguments[len(args) :]:
-            bound.append(kwargs.get(argument.name, argument.default_value))
-        return correction(said, *bound)
+        # it was open which sizes are equal, which the kernel has asked
+        found = NotImplemented if rule is None else rule(*args, **kwargs)
+        if found is not NotImplemented or correction is None:
+            return found
+        more = (kwargs.get(argument.name, argument.default_value) for argument in op._schema.arguments[len(args) :])
+        return correction(said, *args, *more)
 
     return corrected
 
