@@ -442,6 +442,16 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "gradients of a triangle that is cut out of what shares elements",
+        "`triu_` and `tril_` of an unfolded tensor give one place both a zero and itself: which gradient it has goes by the "
+        "order of eager's copy. Equal once no elements share a place.",
+        lambda found, text, examine: (
+            ".grad" in found.where
+            and bool(re.search(r"\.tri[ul]_\(", text))
+            and equal_if(found, text, examine, r"(\.unfold\([^()]*\))", r"\1.clone()")
+        ),
+    ),
+    Deviation(
         "the node that PyTorch blames for a gradient of a wrong shape",
         "The backward of a compiled function is one node, and its error names that node; the error is eager's otherwise. Where "
         "that node runs the forward once more, for a parameter whose data has another shape by then, the error is of its result.",

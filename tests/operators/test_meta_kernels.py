@@ -157,6 +157,7 @@ RELAID = """
 angle pow ldexp normal nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.mse_loss nn.functional.pad.reflect
 nn.functional.pad.replicate nn.functional.max_pool3d nn.functional.binary_cross_entropy nn.functional.soft_margin_loss
 nn.functional.pixel_shuffle nn.functional.channel_shuffle nn.functional.nll_loss nn.functional.conv3d nn.functional.conv_transpose3d
+quantile mvlgamma
 """.split()
 
 
@@ -223,6 +224,27 @@ def test_operands_laid_out_otherwise(op: torch._ops.OpOverload) -> None:
                     op(a, b.long())
     assert not seen.wrong
     assert seen.seen[op]
+
+
+OF_ONE_TENSOR: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "angle": torch.angle, "integers angle": lambda x: torch.angle(x.long()), "abs": lambda x: aten.abs.default(x.to(torch.complex64)),
+    "conj": lambda x: aten._conj_physical.default(x.to(torch.complex64)), "isinf": lambda x: aten.isinf.default(x.long()),
+    "polygamma": lambda x: torch.polygamma(2, x), "celu": lambda x: aten.celu.default(x, 2.0), "decimals": lambda x: x.round(decimals=1),
+    "bools at most": lambda x: aten.clamp_max.default(x > 0, 2), "integers hardtanh": lambda x: aten.hardtanh.default(x.long()),
+    "complex pow": lambda x: x.to(torch.complex64) ** 2, "masked_fill": lambda x: x.to(torch.complex64).masked_fill(x > 0.5, 1j),
+    "shift": lambda x: aten.bitwise_left_shift.Tensor_Scalar(x.long(), 2), "copysign": lambda x: aten.copysign.Scalar(x, 2.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ONE_TENSOR)
+def test_one_operand_laid_out_otherwise(name: str) -> None:
+    seen = Watch()
+    for make in LAYOUTS.values():
+        x = make()
+        with seen:
+            OF_ONE_TENSOR[name](x)
+    assert not seen.wrong
+    assert seen.seen
 
 
 @pytest.mark.parametrize("op", [torch.logaddexp, torch.heaviside, torch.copysign, torch.xlogy, torch.isin], ids=lambda op: op.__name__)

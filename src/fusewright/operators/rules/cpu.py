@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
-from fusewright.operators.rules import pointwise, resizing
+from fusewright.operators.rules import pointwise, resizing, transforms
 from fusewright.operators.rules.common import (
     Rule,
     channels_last_strides,
@@ -130,58 +130,6 @@ def _max_unpool2d(said: TensorType, input: TensorType, *rest: Any) -> TensorType
     return replace(said, stride=suggested_strides(input, said.shape))
 
 
-def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int]) -> tuple[Dim, ...]:
-    """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside,
-    in the order of the input's strides, the transformed ones inside, as listed."""
-    batch = sorted(
-        (axis for axis in range(input.ndim) if axis not in dims), key=lambda axis: -input.stride[axis]  # type: ignore
-    )
-    strides: list[Dim] = [0] * input.ndim
-    running: Dim = 1
-    for axis in reversed([*batch, *dims]):
-        strides[axis] = running
-        running = running * shape[axis]
-    return tuple(strides)
-
-
-def _by_stride(input: TensorType, dims: Sequence[int]) -> list[int]:
-    """The dimensions by falling stride; the order of equal ones is the given one."""
-    return sorted(dims, key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
-
-
-def _is_static(t: TensorType) -> bool:
-    return all(isinstance(d, int) for d in (*t.shape, *t.stride)) and 0 not in t.shape
-
-
-def _fft_r2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
-    if not torch.backends.mkl.is_available():
-        return _contiguous(said)
-    if not _is_static(input) or not dim:
-        return said
-    dims = [axis % input.ndim for axis in dim]
-    dims = [*_by_stride(input, dims[:-1]), dims[-1]]
-    return replace(said, stride=_fft_strides(input, said.shape, dims))
-
-
-def _fft_c2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
-    if not torch.backends.mkl.is_available():
-        return _contiguous(said) if dim else said
-    if not _is_static(input) or not dim:
-        return said
-    return replace(said, stride=_fft_strides(input, said.shape, _by_stride(input, [axis % input.ndim for axis in dim])))
-
-
-def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
-    if not torch.backends.mkl.is_available():
-        return _contiguous(said)
-    if not _is_static(input) or not dim:
-        return said
-    dims = [axis % input.ndim for axis in dim]
-    if len(dims) > 1:
-        input = replace(input, stride=_fft_strides(input, input.shape, _by_stride(input, dims[:-1])))
-    return replace(said, stride=_fft_strides(input, said.shape, dims[-1:]))
-
-
 def _index_add(
     said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any
 ) -> TensorType:
@@ -243,7 +191,7 @@ def _power_of_two_times(said: TensorType, self: TensorType, exponent: TensorType
 
 
 def _angle(said: TensorType, self: TensorType) -> TensorType:
-    return _contiguous(said) if self.dtype.is_complex else said
+    return _contiguous(said) if self.dtype.is_complex else _iterated(said, self)
 
 
 def _roll(said: TensorType, self: TensorType, shifts: Sequence[int], dims: Sequence[int]) -> TensorType:
@@ -359,17 +307,21 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     **dict.fromkeys(
         (aten.polar.default, aten._add_relu.Tensor, aten.hardtanh_backward.default, aten.hardsigmoid_backward.default,
-         aten.hardswish_backward.default, aten.mish_backward.default),
+         aten.hardswish_backward.default, aten.mish_backward.default, aten.softplus_backward.default,
+         aten.elu_backward.default),
         _iterated,
     ),
     **dict.fromkeys(
         (aten.rsub.Tensor, aten.leaky_relu_backward.default, aten.threshold_backward.default),
         lambda said, self, other, *rest: _iterated(said, other, self),
     ),
-    aten.softplus_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
-    aten.elu_backward.default: lambda said, gradient, *rest: _iterated(said, gradient, rest[-1]),
-    aten.log_sigmoid_backward.default: _preserved,
+    **dict.fromkeys(
+        (aten.log_sigmoid_backward.default, aten.abs.default, aten.conj_physical.default, aten._conj_physical.default,
+         aten.hardtanh.default, aten.isinf.default),
+        _preserved,
+    ),
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
+    aten.pow.Tensor_Scalar: lambda said, self, exponent: _iterated(said, self),
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _loss),
     aten.logit_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
     aten.convolution.default: _convolution,
@@ -395,12 +347,10 @@ CORRECTIONS: dict[OpOverload, Correction] = {
         (aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
          aten.normal.Tensor_Tensor, aten.pow.Scalar, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar,
          aten.nonzero_static.default, aten.renorm.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default,
-         aten.glu_backward.default),
+         aten.glu_backward.default, aten.mvlgamma.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor),
         lambda said, *args: _contiguous(said),
     ),
-    aten._fft_r2c.default: _fft_r2c,
-    aten._fft_c2c.default: _fft_c2c,
-    aten._fft_c2r.default: _fft_c2r,
+    **transforms.CORRECTIONS,
 }
 
 
@@ -413,13 +363,16 @@ def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
     if rule is None and correction is None:
         return None
 
-    def corrected(said: object, *args: object, **kwargs: object) -> object:
+    def corrected(said: Any, *args: object, **kwargs: object) -> object:
         # it was open which sizes are equal, which the kernel has asked
         found = NotImplemented if rule is None else rule(*args, **kwargs)
         if found is not NotImplemented or correction is None:
             return found
         more = (kwargs.get(argument.name, argument.default_value) for argument in op._schema.arguments[len(args) :])
-        return correction(said, *args, *more)
+        bound = (*args, *more)
+        if correction is _iterated and "scalar" not in op._overloadname.lower():  # other numbers are no operands
+            bound = tuple(value for value, one in zip(bound, op._schema.arguments) if "Tensor" in str(one.type))
+        return correction(said, *bound)
 
     return corrected
 
