@@ -98,6 +98,19 @@ def finite(a):
 """
 
 
+ONE_ZERO = """
+def one_zero(a):
+    return a + 0 if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+"""
+EXTREME = r"= (.*(?:\.(?:max|min|amax|amin|aminmax)|maximum|minimum|max_pool\dd|clamp)\(.*)$"
+
+
+SMALL = """
+def small(a):
+    return a.clamp(-99, 99) if a.is_floating_point() else a
+"""
+
+
 WRITTEN = """
 def written(a):
     return (lambda *sizes: torch.Tensor(*sizes).zero_()) if isinstance(a, torch.Tensor) else type(a)
@@ -267,6 +280,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "sums of the largest numbers",
+        "Others vanish beside them, so what is left once they cancel goes by the order in which they are added (`nan_to_num` "
+        "makes them of infinities). Equal once no number is larger than 99.",
+        lambda found, text, examine: equal_if(
+            found, SMALL + text, examine, r"\b(\w+)\.(sum|mean|cumsum)\(", r"small(\1).\2("
+        ),
+    ),
+    Deviation(
         "gradients of a product of elements that are not finite",
         "Eager divides the product by each element; ours multiplies the others, which is the gradient.",
         lambda found, text, examine: (
@@ -314,6 +335,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
             and not found.eager.strip("[]na, ")
             and equal_if(found, text, examine, r"\.(var|std)\((-?\d+)\)", r".\1(\2, correction=0)")
         ),
+    ),
+    Deviation(
+        "which of two zeros an extreme is",
+        "Eager's kernels take the first, the last or either, by the layout; ours may take the other one. Equal once what they "
+        "give is a positive zero.",
+        lambda found, text, examine: equal_if(found, ONE_ZERO + text, examine, EXTREME, r"= one_zero(\1)"),
     ),
     Deviation(
         "the sign of a NaN",
@@ -426,6 +453,16 @@ DEVIATIONS: tuple[Deviation, ...] = (
             ours is None
             and "more than one element of the written-to tensor" in str(eager)
             and IN_BACKWARD in getattr(eager, "__notes__", ())
+        ),
+    ),
+    Deviation(
+        "gradients of a triangle that is cut out of what shares elements",
+        "`triu_` and `tril_` of an unfolded tensor give one place both a zero and itself: which gradient it has goes by the "
+        "order of eager's copy. Equal once no elements share a place.",
+        lambda found, text, examine: (
+            ".grad" in found.where
+            and bool(re.search(r"\.tri[ul]_\(", text))
+            and equal_if(found, text, examine, r"(\.unfold\([^()]*\))", r"\1.clone()")
         ),
     ),
     Deviation(

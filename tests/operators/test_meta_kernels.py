@@ -157,6 +157,7 @@ RELAID = """
 angle pow ldexp normal nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.mse_loss nn.functional.pad.reflect
 nn.functional.pad.replicate nn.functional.max_pool3d nn.functional.binary_cross_entropy nn.functional.soft_margin_loss
 nn.functional.pixel_shuffle nn.functional.channel_shuffle nn.functional.nll_loss nn.functional.conv3d nn.functional.conv_transpose3d
+quantile mvlgamma
 """.split()
 
 
@@ -188,11 +189,23 @@ LAYOUTS = {
     "column": lambda: torch.rand(4, 1),
     "gaps": lambda: torch.rand(4, 6)[:, ::2],
     "expanded": lambda: torch.rand(1, 3).expand(4, 3),
+    "turned row": lambda: torch.rand(1, 1, 3, 1).permute(0, 3, 1, 2),
 }
+BACKWARD = (
+    aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.hardswish_backward.default, aten.leaky_relu_backward.default,
+    aten.mish_backward.default, aten.rrelu_with_noise_backward.default, aten.softplus_backward.default, aten.threshold_backward.default,
+)  # fmt: skip
+ARGUMENTS = {
+    aten.elu_backward.default: lambda a, b: (a, 1, 1, 1, False, b), aten.softplus_backward.default: lambda a, b: (a, b, 1, 20),
+    aten.leaky_relu_backward.default: lambda a, b: (a, b, 0.5, False), aten.threshold_backward.default: lambda a, b: (a, b, 0),
+    aten.rrelu_with_noise_backward.default: lambda a, b: (a, b, b, 0.1, 0.3, False, False),
+}  # fmt: skip
 ITERATED = (
     aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logical_and.default, aten.xlogy.Tensor,
     aten.special_xlog1py.default, aten.logit_backward.default, aten.native_dropout_backward.default, aten.pow.Scalar,
+    aten.polar.default, aten.rsub.Tensor, aten.clamp_min.Tensor, aten.igamma.default, aten._add_relu.Tensor, *BACKWARD,
 )  # fmt: skip
+OF_ONE_DTYPE = (aten.heaviside.default, aten.logaddexp.default, aten.logit_backward.default, aten.polar.default, *BACKWARD)
 
 
 @pytest.mark.parametrize("op", ITERATED, ids=str)
@@ -206,11 +219,32 @@ def test_operands_laid_out_otherwise(op: torch._ops.OpOverload) -> None:
             elif op is aten.native_dropout_backward.default:
                 op(a, b > 0.5, 2.0)
             else:
-                op(a, b)
-                if op not in (aten.heaviside.default, aten.logaddexp.default, aten.logit_backward.default):
+                op(*ARGUMENTS.get(op, lambda *given: given)(a, b))
+                if op not in OF_ONE_DTYPE:
                     op(a, b.long())
     assert not seen.wrong
     assert seen.seen[op]
+
+
+OF_ONE_TENSOR: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "angle": torch.angle, "integers angle": lambda x: torch.angle(x.long()), "abs": lambda x: aten.abs.default(x.to(torch.complex64)),
+    "conj": lambda x: aten._conj_physical.default(x.to(torch.complex64)), "isinf": lambda x: aten.isinf.default(x.long()),
+    "polygamma": lambda x: torch.polygamma(2, x), "celu": lambda x: aten.celu.default(x, 2.0), "decimals": lambda x: x.round(decimals=1),
+    "bools at most": lambda x: aten.clamp_max.default(x > 0, 2), "integers hardtanh": lambda x: aten.hardtanh.default(x.long()),
+    "complex pow": lambda x: x.to(torch.complex64) ** 2, "masked_fill": lambda x: x.to(torch.complex64).masked_fill(x > 0.5, 1j),
+    "shift": lambda x: aten.bitwise_left_shift.Tensor_Scalar(x.long(), 2), "copysign": lambda x: aten.copysign.Scalar(x, 2.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ONE_TENSOR)
+def test_one_operand_laid_out_otherwise(name: str) -> None:
+    seen = Watch()
+    for make in LAYOUTS.values():
+        x = make()
+        with seen:
+            OF_ONE_TENSOR[name](x)
+    assert not seen.wrong
+    assert seen.seen
 
 
 @pytest.mark.parametrize("op", [torch.logaddexp, torch.heaviside, torch.copysign, torch.xlogy, torch.isin], ids=lambda op: op.__name__)

@@ -345,6 +345,19 @@ def test_windows_of_images_of_varying_sizes_lie_apart_without_a_search(
         torch.testing.assert_close(compiled(x), windows(x), check_stride=True)
 
 
+@pytest.mark.parametrize("part", [lambda x: x.chunk(2, 2)[1], lambda x: x[..., 1:], lambda x: x[:, : x.shape[1] // 2]])
+def test_of_parts_where_the_program_knows_how_many_elements_there_are(part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A product of sizes is a number then, from which sizes are taken away."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return part(x.repeat(2, 1, 1)).frac() if x.numel() in (40, 42) else x
+
+    compiled = fusewright.compile(function, dynamic=True)
+    for shape in ((8, 5), (5, 8), (6, 7), (10, 4)):
+        x = torch.rand(shape)
+        torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)

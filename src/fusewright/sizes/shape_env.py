@@ -267,6 +267,7 @@ class ShapeEnv:
             difference = self.simplify(fact.right - fact.left)
             signs = {"<=": (difference,), "<": (difference - 1,), "==": (difference, -difference), "!=": ()}[fact.op]
             found.update((d, None) for d in signs if not isinstance(d, int))
+        found.update((d, None) for zero in self._zero for d in (zero, -zero))  # which `simplify` has made nothing of
         return tuple(found)
 
     def guard(self, relation: Relation) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import inspect
 import sys
@@ -277,6 +278,28 @@ def test_dead_variables_are_not_live():
     assert live[nth(f, "STORE_FAST", 1)] == 0
     assert live[nth(f, "STORE_FAST", 0)] == 0
     assert live[0] == 0b11
+
+
+def test_what_reads_a_frame_keeps_its_variables():
+    def plain(model, torch, x):
+        model.eval()
+        return torch.stack([x, x]).exec()
+
+    def asks(x):
+        return locals()
+
+    def asks_inspect(x):
+        return inspect.stack()
+
+    def asks_builtins(x):
+        return builtins.vars()
+
+    def asks_frame(x):
+        return x.f_back.f_locals
+
+    assert live_slots(decoded(plain.__code__))[nth(plain, "RETURN_VALUE")] == 0
+    for function in (asks, asks_inspect, asks_builtins, asks_frame):
+        assert live_slots(decoded(function.__code__))[nth(function, "RETURN_VALUE")] == 1
 
 
 def test_a_variable_that_a_handler_reads_is_live_in_the_block():

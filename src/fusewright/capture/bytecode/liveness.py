@@ -18,9 +18,21 @@ _READS = frozenset(
         "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF",
     }
 )  # fmt: skip
-_FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
+_FRAME_READERS = frozenset({"_getframe", "currentframe", "f_locals"})
+_BUILTIN_READERS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 _cache: weakref.WeakKeyDictionary[CodeInfo, list[int]] = weakref.WeakKeyDictionary()
+
+
+def reads_frame(info: CodeInfo) -> bool:
+    """Whether the code may ask for its variables by their names. `model.eval` and `torch.stack` do not."""
+    names = info.code.co_names
+    if not _FRAME_READERS.isdisjoint(names) or ("inspect" in names and "stack" in names):
+        return True
+    return not _BUILTIN_READERS.isdisjoint(names) and (
+        "builtins" in names
+        or any("LOAD_GLOBAL" in one.action and one.operand in _BUILTIN_READERS for one in info.instructions)
+    )
 
 
 def live_slots(info: CodeInfo) -> list[int]:
@@ -55,8 +67,7 @@ def _reads_and_writes(info: CodeInfo) -> tuple[list[int], list[int]]:
 
 def _solve(info: CodeInfo) -> list[int]:
     count = len(info.instructions)
-    names = info.code.co_names
-    if not _FRAME_READERS.isdisjoint(names):
+    if reads_frame(info):
         return [(1 << len(info.slots)) - 1] * count
     # `super()` reads the first argument behind the compiler's back.
     always = 1 if "__class__" in info.code.co_freevars and info.code.co_argcount else 0

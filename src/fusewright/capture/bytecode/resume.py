@@ -31,6 +31,7 @@ from fusewright.capture.bytecode.instructions import (
     decoded,
     never_falls_through,
 )
+from fusewright.capture.bytecode.liveness import reads_frame
 
 ERROR = "__raised"
 HELD = "__held"  # begins the name of an argument that goes to the stack
@@ -231,7 +232,7 @@ def in_loop(code: types.CodeType) -> bool:
 
 def referenced_cells(info: CodeInfo, indices: set[int]) -> tuple[int, ...]:
     """The cell slots that these instructions use (all of them where the frame may be inspected, `__class__` always)."""
-    if not _FRAME_READERS.isdisjoint(info.code.co_names):
+    if reads_frame(info):
         return tuple(sorted(info.cells))
     used = {info.instructions[index].arg for index in indices if info.instructions[index].name in _DEREF}
     for index in indices:
@@ -240,9 +241,6 @@ def referenced_cells(info: CodeInfo, indices: set[int]) -> tuple[int, ...]:
             used.add(instruction.arg)  # CPython 3.13 loads closures by LOAD_FAST
     used |= {slot for slot in info.cells if info.slots[slot] == "__class__"}
     return tuple(sorted(used))
-
-
-_FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
 
 
 class LastInstruction(int):
@@ -288,7 +286,7 @@ class _Cutter:
             moved = instruction.name in _FAST and instruction.action != "LOAD_FAST"
             if instruction.name in ("MAKE_CELL", "COPY_FREE_VARS") or (moved and instruction.arg in self.info.cells):
                 raise CannotCut("a comprehension makes a cell of its own in what follows")
-        if self.cells and not _FRAME_READERS.isdisjoint(self.info.code.co_names):
+        if self.cells and reads_frame(self.info):
             raise CannotCut("the frame is inspected (locals), and has variables that inner functions share")
         # super() without arguments takes the frame's first variable, whatever it is: so that must be the first here
         # too.

@@ -224,7 +224,7 @@ def iterator_strides(
             if not (has_number and first.shape):
                 if all(is_contiguous(t) for t in operands):
                     return contiguous_strides(shape)
-                if all(is_channels_last(t) for t in operands):
+                if len(shape) == 4 and all(is_channels_last(t) for t in operands):
                     return channels_last_strides(shape)
                 if all(is_dense(t) for t in operands) and all(t.stride == first.stride for t in operands):
                     return first.stride

@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
-from fusewright.operators.rules import pointwise, resizing
+from fusewright.operators.rules import pointwise, resizing, transforms
 from fusewright.operators.rules.common import (
     Rule,
     channels_last_strides,
@@ -130,58 +130,6 @@ def _max_unpool2d(said: TensorType, input: TensorType, *rest: Any) -> TensorType
     return replace(said, stride=suggested_strides(input, said.shape))
 
 
-def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int]) -> tuple[Dim, ...]:
-    """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside,
-    in the order of the input's strides, the transformed ones inside, as listed."""
-    batch = sorted(
-        (axis for axis in range(input.ndim) if axis not in dims), key=lambda axis: -input.stride[axis]  # type: ignore
-    )
-    strides: list[Dim] = [0] * input.ndim
-    running: Dim = 1
-    for axis in reversed([*batch, *dims]):
-        strides[axis] = running
-        running = running * shape[axis]
-    return tuple(strides)
-
-
-def _by_stride(input: TensorType, dims: Sequence[int]) -> list[int]:
-    """The dimensions by falling stride; the order of equal ones is the given one."""
-    return sorted(dims, key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
-
-
-def _is_static(t: TensorType) -> bool:
-    return all(isinstance(d, int) for d in (*t.shape, *t.stride)) and 0 not in t.shape
-
-
-def _fft_r2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
-    if not torch.backends.mkl.is_available():
-        return _contiguous(said)
-    if not _is_static(input) or not dim:
-        return said
-    dims = [axis % input.ndim for axis in dim]
-    dims = [*_by_stride(input, dims[:-1]), dims[-1]]
-    return replace(said, stride=_fft_strides(input, said.shape, dims))
-
-
-def _fft_c2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
-    if not torch.backends.mkl.is_available():
-        return _contiguous(said) if dim else said
-    if not _is_static(input) or not dim:
-        return said
-    return replace(said, stride=_fft_strides(input, said.shape, _by_stride(input, [axis % input.ndim for axis in dim])))
-
-
-def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
-    if not torch.backends.mkl.is_available():
-        return _contiguous(said)
-    if not _is_static(input) or not dim:
-        return said
-    dims = [axis % input.ndim for axis in dim]
-    if len(dims) > 1:
-        input = replace(input, stride=_fft_strides(input, input.shape, _by_stride(input, dims[:-1])))
-    return replace(said, stride=_fft_strides(input, said.shape, dims[-1:]))
-
-
 def _index_add(
     said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any
 ) -> TensorType:
@@ -199,7 +147,7 @@ def _index_add(
 def _iterated(said: TensorType, *args: Any) -> TensorType:
     """Operators of TensorIterator whose meta kernel is a composition of others, which lays the result out otherwise."""
     operands = [value for value in args if isinstance(value, TensorType)]
-    if not operands:  # of two numbers
+    if not operands or not isinstance(said, TensorType):  # of two numbers
         return said
     numbers = [value for value in args[:2] if isinstance(value, (bool, int, float))]
     computed = promote(*operands, *numbers)
@@ -225,6 +173,12 @@ def _glu(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
     return _iterated(said, half, half)
 
 
+def _rrelu_backward(said: Any, gradient: TensorType, self: TensorType, noise: TensorType, *rest: Any) -> TensorType:
+    """A product with the slopes that were drawn, or where there is but one, leaky_relu's."""
+    lower, upper, training, _ = rest
+    return _iterated(said, gradient, noise) if training and upper - lower > 1e-6 else _iterated(said, self, gradient)
+
+
 def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
     """A product of gradient and mask, and then of the scale."""
     return _iterated(said, gradient, mask)
@@ -237,7 +191,7 @@ def _power_of_two_times(said: TensorType, self: TensorType, exponent: TensorType
 
 
 def _angle(said: TensorType, self: TensorType) -> TensorType:
-    return _contiguous(said) if self.dtype.is_complex else said
+    return _contiguous(said) if self.dtype.is_complex else _iterated(said, self)
 
 
 def _roll(said: TensorType, self: TensorType, shifts: Sequence[int], dims: Sequence[int]) -> TensorType:
@@ -311,6 +265,7 @@ def _multilabel_margin_loss(said: tuple[TensorType, TensorType], input: TensorTy
     return (replace(said[0], shape=(), stride=()) if input.ndim <= 1 else said[0]), said[1]
 
 
+_SHUFFLES = ("pixel_shuffle", "channel_shuffle", "native_channel_shuffle")
 _PADS = ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
 CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
@@ -351,22 +306,22 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.index_copy.default: lambda said, *args: _contiguous(said),
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     **dict.fromkeys(
-        (
-            aten.copysign.Tensor,
-            aten.fmax.default,
-            aten.fmin.default,
-            aten.heaviside.default,
-            aten.hypot.default,
-            aten.logaddexp.default,
-            aten.logaddexp2.default,
-            aten.nextafter.default,
-            aten.sgn.default,
-            aten.hardtanh_backward.default,
-            aten.special_xlog1py.default,
-            aten.xlogy.Tensor,
-        ),
+        (aten.polar.default, aten._add_relu.Tensor, aten.hardtanh_backward.default, aten.hardsigmoid_backward.default,
+         aten.hardswish_backward.default, aten.mish_backward.default, aten.softplus_backward.default,
+         aten.elu_backward.default),
         _iterated,
     ),
+    **dict.fromkeys(
+        (aten.rsub.Tensor, aten.leaky_relu_backward.default, aten.threshold_backward.default),
+        lambda said, self, other, *rest: _iterated(said, other, self),
+    ),
+    **dict.fromkeys(
+        (aten.log_sigmoid_backward.default, aten.abs.default, aten.conj_physical.default, aten._conj_physical.default,
+         aten.hardtanh.default, aten.isinf.default),
+        _preserved,
+    ),
+    aten.rrelu_with_noise_backward.default: _rrelu_backward,
+    aten.pow.Tensor_Scalar: lambda said, self, exponent: _iterated(said, self),
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _loss),
     aten.logit_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
     aten.convolution.default: _convolution,
@@ -375,21 +330,15 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.multi_margin_loss.default: _multi_margin_loss,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
-    **dict.fromkeys(
-        (aten.pixel_shuffle.default, aten.channel_shuffle.default, aten.native_channel_shuffle.default),
-        _as_input_suggests,
-    ),
     aten.ldexp.Tensor: _power_of_two_times,
     aten.angle.default: _angle,
     aten.roll.default: _roll,
-    **dict.fromkeys(
-        (aten.binary_cross_entropy.default, aten.huber_loss.default), _loss_like_input
-    ),
+    **dict.fromkeys((aten.binary_cross_entropy.default, aten.huber_loss.default), _loss_like_input),
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.binary_cross_entropy_backward.default: lambda said, gradient, *args: _loss_like_input(said, *args),
     aten.max_pool3d_with_indices.default: lambda said, self, *rest: tuple(_as_volumes(one, self) for one in said),
     aten.max_pool3d_with_indices_backward.default: lambda said, gradient, self, *rest: _as_volumes(said, self),
-    **dict.fromkeys((getattr(aten, name).default for name in _PADS), _as_input_suggests),
+    **dict.fromkeys((getattr(aten, name).default for name in (*_PADS, *_SHUFFLES)), _as_input_suggests),
     **dict.fromkeys(
         (getattr(aten, f"{name}_backward").default for name in _PADS),
         lambda said, gradient, self, *rest: _as_input_suggests(said, self),
@@ -398,28 +347,31 @@ CORRECTIONS: dict[OpOverload, Correction] = {
         (aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
          aten.normal.Tensor_Tensor, aten.pow.Scalar, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar,
          aten.nonzero_static.default, aten.renorm.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default,
-         aten.glu_backward.default),
+         aten.glu_backward.default, aten.mvlgamma.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor),
         lambda said, *args: _contiguous(said),
     ),
-    aten._fft_r2c.default: _fft_r2c,
-    aten._fft_c2c.default: _fft_c2c,
-    aten._fft_c2r.default: _fft_c2r,
+    **transforms.CORRECTIONS,
 }
 
 
 def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
     """What takes the result that the meta kernel said and then the operator's arguments, and gives the real result."""
     rule = pointwise.FUNCTIONAL.get(op)
-    if rule is not None:  # it was open which sizes are equal, which the kernel has asked
-        return lambda said, *args, **kwargs: rule(*args, **kwargs)
-    correction = CORRECTIONS.get(op)
-    if correction is None or device is None or device.type != "cpu":
+    correction = CORRECTIONS.get(op) or (_iterated if torch.Tag.pointwise in op.tags else None)
+    if device is None or device.type != "cpu":
+        correction = None
+    if rule is None and correction is None:
         return None
 
-    def corrected(said: object, *args: object, **kwargs: object) -> object:
-        bound = list(args)
-        for argument in op._schema.arguments[len(args) :]:
-            bound.append(kwargs.get(argument.name, argument.default_value))
+    def corrected(said: Any, *args: object, **kwargs: object) -> object:
+        # it was open which sizes are equal, which the kernel has asked
+        found = NotImplemented if rule is None else rule(*args, **kwargs)
+        if found is not NotImplemented or correction is None:
+            return found
+        more = (kwargs.get(argument.name, argument.default_value) for argument in op._schema.arguments[len(args) :])
+        bound = (*args, *more)
+        if correction is _iterated and "scalar" not in op._overloadname.lower():  # other numbers are no operands
+            bound = tuple(value for value, one in zip(bound, op._schema.arguments) if "Tensor" in str(one.type))
         return correction(said, *bound)
 
     return corrected

@@ -221,7 +221,7 @@ def _table() -> dict[OpOverload, Rule]:
         aten.bitwise_not.default: unary("integral"),
         aten.logical_not.default: unary("bool"),
         aten.isnan.default: _isnan,
-        aten.isinf.default: _isnan,
+        aten.isinf.default: lambda self: _isnan(self) if self.dtype.is_floating_point else NotImplemented,
         aten.add.Tensor: binary("any"),
         aten.add.Scalar: lambda self, other, alpha=1: binary("any")(self, other, alpha=alpha),
         aten.sub.Tensor: lambda self, other, *, alpha=1: _subtract(self, other, alpha),
