@@ -189,7 +189,7 @@ class World:
         """The stand-in of an instance dictionary or of globals: as `load`, without a guard on its type."""
         known = self._by_real.get(id(real))
         if known is not None:
-            if source != known.source and InstanceDict in (type(source), type(known.source)):  # of two objects, or beside it
+            if source != known.source and InstanceDict in (type(source), type(known.source)):  # one dict
                 self._guard_same(known, source)
             return known.value
         return self.stand_in(real, source, OutsideDict(self, real, source))
