@@ -31,23 +31,30 @@ def kept(seen, *values): pass
 
 def unused(found: Difference, text: str, examine: Examine) -> bool:
     """Whether the same error comes, or is caught, once every value is returned, as it was after each line that names it,
-    and does not once the values are only named."""
+    and does not once the values are only named where they are made."""
     raised = found.raised or found.kind == "exception" or found.where.startswith("exception")
     if not raised and not re.search(r"^\s+except", text, re.MULTILINE):
         return False
+    used, named = _used(text), _used(text, made=True)
+    return used is not None and examine(KEPT + used) is None and examine(f"{NAMED}{named}") is not None
+
+
+def _used(text: str, made: bool = False) -> str | None:
+    """The text with a use of what each line of the program names, or only of what it gives a name; None of an object
+    that is called."""
     tree = ast.parse(text)
     functions = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "program")
     program = next(functions, None)
     if program is None:
-        return False  # an object that is called
-    body = [*ast.parse("seen = []").body, *_with_uses(program.body, {one.arg for one in program.args.args})]
+        return None
+    body = [*ast.parse("seen = []").body, *_with_uses(program.body, {one.arg for one in program.args.args}, made)]
     program.body = body if isinstance(body[-1], ast.Return) else [*body, ast.Return(ast.Name("seen"))]
-    used = ast.unparse(ast.fix_missing_locations(tree))
-    return examine(KEPT + used) is None and examine(NAMED + used) is not None
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _with_uses(statements: list[ast.stmt], bound: set[str]) -> list[ast.stmt]:
-    """The statements, each followed by a use of all that it names. bound: names that are; more are added."""
+def _with_uses(statements: list[ast.stmt], bound: set[str], made: bool) -> list[ast.stmt]:
+    """The statements, each followed by a use of all that it names. bound: names that are; more are added. made: only
+    of those that it binds."""
     body: list[ast.stmt] = []
     for statement in statements:
         body.append(statement)
@@ -56,7 +63,7 @@ def _with_uses(statements: list[ast.stmt], bound: set[str]) -> list[ast.stmt]:
         for inner in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
             for part in ("body", "orelse", "finalbody"):
                 if getattr(inner, part, None):  # what it binds may be unbound behind it
-                    setattr(inner, part, _with_uses(getattr(inner, part), bound.copy()))
+                    setattr(inner, part, _with_uses(getattr(inner, part), bound.copy(), made))
         if isinstance(statement, ast.Expr):  # what has no name
             statement.value = ast.Call(ast.Name("kept", ast.Load()), [ast.Name("seen", ast.Load()), statement.value], [])
         if isinstance(statement, ast.Return):
@@ -65,7 +72,8 @@ def _with_uses(statements: list[ast.stmt], bound: set[str]) -> list[ast.stmt]:
             own = [part for one in ast.walk(statement) if isinstance(one, ast.comprehension) for part in ast.walk(one.target)]
             names = [one for one in ast.walk(statement) if isinstance(one, ast.Name)]
             bound |= {one.id for one in names if isinstance(one.ctx, ast.Store) and one not in own}
-            body += ast.parse(f"kept({', '.join(['seen', *sorted({one.id for one in names} & bound)])})").body
+            shown = {one.id for one in names if isinstance(one.ctx, ast.Store) or not made} & bound
+            body += ast.parse(f"kept({', '.join(['seen', *sorted(shown)])})").body
     return body
 
 
