@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.autograd.programs import Compiled, program, random
+from tests.autograd.programs import PROGRAMS, Compiled, program, random
 
 
 @program
@@ -623,6 +624,27 @@ def write_to_a_returned_view(compiled: Compiled) -> list[Any]:
         a.sum().backward()
         found += [v, a, w.grad]
     return found
+
+
+def _written_behind_a_detach(name: str, share: Callable[[Any, Any], Any]) -> None:
+    """The write gives a detached tensor a history of its own, which what it was detached from has no part in."""
+
+    def detached(compiled: Compiled) -> list[Any]:
+        a = random(4)
+        results = compiled(lambda a: share(a * 2, a))(a)
+        sum(one.sin().sum() for one in results if one.requires_grad).backward()
+        return [*results, a.grad]
+
+    PROGRAMS[f"write_behind_a_detach_{name}"] = detached
+
+
+_written_behind_a_detach("is_returned_with_its_view", lambda b, a: (d := b.detach(), d.view(2, 2).mul_(a[0])))
+_written_behind_a_detach("is_returned_in_parts", lambda b, a: (b.detach()[:3].mul_(a[0])[1:], b.data[:2].mul_(a[:2])))
+_written_behind_a_detach("is_returned_as_parts", lambda b, a: ((d := b.detach())[:3].mul_(a[0]), d[2:]))
+_written_behind_a_detach("is_returned_with_the_other", lambda b, a: (b, b.detach().add_(a)))
+_written_behind_a_detach("twice", lambda b, a: (d := b.detach(), d.detach().add_(a)))
+_written_behind_a_detach("of_a_constant", lambda b, a: (z := torch.zeros(4), z.detach().add_(a)))
+_written_behind_a_detach("of_a_scalar", lambda b, a: (d := b[0].detach(), d.t().add_(a[0])))
 
 
 @program

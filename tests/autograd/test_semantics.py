@@ -79,6 +79,7 @@ BREAKS |= {
     for name in PROGRAMS
     if name.endswith(HOOKED) or name.startswith(("hook_draws_", "jacobian_", "asked_late_"))
 }
+BREAKS |= {name: {"training-eager"} for name in PROGRAMS if name.startswith("write_behind_a_detach_")}
 BREAKS |= {name: {"explicit-graph-break"} for name in PROGRAMS if name.startswith("asked_behind_a_break")}
 
 

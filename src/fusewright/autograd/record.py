@@ -316,8 +316,9 @@ def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, i
         if not isinstance(node.args[0], torch.fx.Node) or any(isinstance(one, torch.fx.Node) for one in node.args[1:]):
             raise CannotDifferentiate(f"a view made by {node.target} is returned together with what it is a view of")
         no_grad = "no_grad" in node.meta
-        if no_grad and _history(value) is not None:  # its operators do not give it the history that it has
-            raise CannotDifferentiate("what is returned is a view that an autograd function gives of what it takes")
+        # A view that an autograd function gives of what it takes, or a detached tensor that was written to since.
+        if (no_grad or node.target is torch.ops.aten.detach.default) and _history(value) is not None:
+            raise CannotDifferentiate("a view is returned whose history is not that of the operators that make it")
         steps.append(
             ViewCall(
                 node.target,
