@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import fusewright
+from fusewright.base.events import STREAM, FellBack
 from fusewright.sizes.expressions import Dim
 from fusewright.sizes.proofs import Facts, prove
 
@@ -322,6 +323,20 @@ def test_scatters_into_parts_of_varying_sizes(name: str, dynamic: bool | None, r
         for n in (4, 6, 12, 5, 7):
             x = make(n).requires_grad_(requires_grad)
             torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+
+
+def test_a_part_of_one_column_is_broadcast_whatever_is_learnt_after_it() -> None:
+    """Its size is 1 by a guard that speaks of an uneven half, and another one says that there is none."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.copysign(x.chunk(2, -1)[-1], x), x.tensor_split(2, -1)[0]
+
+    compiled, heard = fusewright.compile(function, dynamic=True, options={"checked": True}), []
+    with STREAM.listening(lambda event: heard.append(event) if isinstance(event, FellBack) else None):
+        for rows in (3, 4, 6):
+            x = torch.randn(rows, 2).t().contiguous().t()
+            torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+    assert not heard
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -227,6 +227,19 @@ def test_a_range_with_one_multiple_is_that() -> None:
     assert env.simplify(s) == 2
 
 
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_what_is_learnt_of_a_multiple_is_one_whatever_came_first(order: tuple[int, ...]) -> None:
+    """Facts about an uneven half are of its half once the size is known to be even."""
+    env = ShapeEnv()
+    s, t, u = env.create("s0", 2, None), env.create("s1", 5, None), env.create("s2", 6, None)
+    half = (s + 1) // 2
+    facts = [Relation("==", s - half, 1), Relation("==", s % 2, 0), Relation("<", s - half, t - half)]
+    assert all(env.guard(facts[place]) for place in order)
+    assert env.simplify(s) == 2 and env.simplify(s - half) == 1 and env.known(facts[2]) is True
+    assert env.guard(Relation("!=", u - (u + 1) // 2, t)) and env.guard(Relation("==", u % 2, 0))
+    assert env.known(Relation("==", u // 2, t)) is False
+
+
 def test_a_size_of_two_or_more_and_less_than_three_is_two() -> None:
     env = ShapeEnv()
     s = env.create("s0", 2, None)

@@ -555,21 +555,26 @@ class ShapeEnv:
         self._in_factors.clear()
         self._tried.clear()
         self._pin(unknown)
+        self._say_again(unknown, self._in_parts)
         return True
 
     def _fix(self, unknown: Symbol, value: Dim) -> None:
         self._equal[unknown] = value
         for known_symbol in {unknown} | {s for s in self.promised if isinstance(self.simplify(s), int)}:
             self.fixed_at.setdefault(known_symbol, self.location())
-        # What was learnt before in terms of this symbol is said of the value from now on, as questions will be. One
-        # such fact may fix another symbol, and so rewrite the others.
-        while (zero := next((zero for zero in self._zero if unknown in free_symbols(zero)), None)) is not None:
-            del self._zero[zero]
-            if isinstance(rewritten := _with(zero, unknown, value), Expr):
-                self._learn_equality(rewritten)
+        self._say_again(unknown, lambda fact: _with(fact, unknown, value))
+
+    def _say_again(self, unknown: Symbol, form: Callable[[Dim], Dim | None]) -> None:
+        """What was learnt before in terms of this symbol is said in this form from now on, as questions will be. One
+        such fact may fix another symbol, and so rewrite the others."""
+        for zero in [zero for zero in self._zero if unknown in free_symbols(zero)]:
+            if zero in self._zero and (rewritten := form(zero)) != zero:
+                del self._zero[zero]
+                if isinstance(rewritten, Expr):
+                    self._learn_equality(rewritten)
         for facts, add in ((self._different, self._different.update), (self._not_negative, self._not_negative.extend)):
-            rewritten_too = [_with(other, unknown, value) for other in facts if unknown in free_symbols(other)]
-            add(other for other in rewritten_too if isinstance(other, Expr))
+            again = [(other, form(other)) for other in facts if unknown in free_symbols(other)]
+            add(now for other, now in again if isinstance(now, Expr) and now != other)
 
 
 def _with(fact: Dim, unknown: Symbol, value: Dim) -> Dim | None:
