@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fusewright
 
@@ -247,6 +248,29 @@ def test_a_write_to_what_the_backward_needs_a_view_of_is_named(backend: str) -> 
             assert "needed for gradient computation has been modified" in str(error)
         else:
             assert same([x.grad], [y.grad])
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_a_write_behind_a_break_to_what_was_written_to_through_a_view(backend: str, used: bool) -> None:
+    """What the backward needs is that result itself: it may be written to, and the backward then refuses."""
+
+    def function(x: torch.Tensor, change: str) -> torch.Tensor:
+        made = F.group_norm(x, 1)
+        made.unflatten(1, (1, 2)).floor_()
+        result = F.silu(made)
+        fusewright.graph_break()
+        made.mul_(2) if change == "mul_" else made.swapaxes_(0, 1)
+        return result + made.sum() if used else result
+
+    compiled = fusewright.compile(function, backend=backend)
+    for change in ("mul_", "swapaxes_"):
+        x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        expected, found = function(x, change), compiled(x, change)
+        torch.testing.assert_close(found, expected)
+        for result in (expected, found):
+            with pytest.raises(RuntimeError, match="needed for gradient computation has been modified"):
+                result.sum().backward()
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])

@@ -76,6 +76,7 @@ class _Cut:
 
     def __init__(self, joint: JointGraph) -> None:
         backward = backward_nodes(joint.graph, joint.inputs)
+        self.returned = set(results_of(joint.graph)[: joint.outputs])
         results = results_of(joint.graph)[joint.outputs :]
         self.wanted = {
             argument for node in backward for argument in node.all_input_nodes if argument not in backward
@@ -112,8 +113,18 @@ class _Cut:
                 network.edge(exit_[node], sink, INFINITE)
         # Of the cheapest cuts the one nearest to the backward, which computes least again.
         far = network.sink_side(source, sink)
-        chosen = {_viewed(node) for node in self.forward if entry[node] not in far and exit_[node] in far}
+        of: dict[Node, list[Node]] = {}
+        for node in self.forward:
+            if entry[node] not in far and exit_[node] in far:
+                of.setdefault(_viewed(node), []).append(node)
+        chosen = {self._own(node, nodes) for node, nodes in of.items()}
         return [node for node in self.forward if node in chosen]
+
+    def _own(self, viewed: Node, nodes: list[Node]) -> Node:
+        """Of the views that are needed of a tensor, the one alone that is a result: it would be a view of what is saved
+        beside it, to which nobody may write. Else the tensor."""
+        alone = len(nodes) == 1 and nodes[0] in self.returned
+        return nodes[0] if alone and viewed.op != "placeholder" and viewed not in self.returned else viewed
 
     def cost(self, node: Node, allowed: frozenset[Node]) -> int:
         if isinstance(node.meta.get("type"), tuple):
