@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count, islice
+from typing import NamedTuple
 
-from fusewright.base.records import dataclass
 from fusewright.sizes.algebra import interval, split_atom
 from fusewright.sizes.arithmetic import INFINITY, Bound, interval_product, monomial_quotient
 from fusewright.sizes.expressions import (
@@ -45,8 +45,7 @@ MOST_SPLITS = 4
 where a hundred facts would make it thousands), and choices that are tried one operand after the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """What is known of the sizes of a graph. multiples: sizes that are a number times another size, as that."""
 
     facts: Facts = ()
