@@ -567,14 +567,17 @@ class ShapeEnv:
     def _say_again(self, unknown: Symbol, form: Callable[[Dim], Dim | None]) -> None:
         """What was learnt before in terms of this symbol is said in this form from now on, as questions will be. One
         such fact may fix another symbol, and so rewrite the others."""
-        for zero in [zero for zero in self._zero if unknown in free_symbols(zero)]:
-            if zero in self._zero and (rewritten := form(zero)) != zero:
-                del self._zero[zero]
-                if isinstance(rewritten, Expr):
-                    self._learn_equality(rewritten)
+        while True:
+            again = ((zero, form(zero)) for zero in self._zero if unknown in free_symbols(zero))
+            zero, now = next((pair for pair in again if pair[0] != pair[1]), (None, None))
+            if zero is None:
+                break
+            del self._zero[zero]
+            if isinstance(now, Expr):
+                self._learn_equality(now)
         for facts, add in ((self._different, self._different.update), (self._not_negative, self._not_negative.extend)):
-            again = [(other, form(other)) for other in facts if unknown in free_symbols(other)]
-            add(now for other, now in again if isinstance(now, Expr) and now != other)
+            said = [(other, form(other)) for other in facts if unknown in free_symbols(other)]
+            add(now for other, now in said if isinstance(now, Expr) and now != other)
 
 
 def _with(fact: Dim, unknown: Symbol, value: Dim) -> Dim | None:

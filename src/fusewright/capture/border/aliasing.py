@@ -101,9 +101,10 @@ def _distinct_dicts(world: World, written: set[int]) -> list[Guard]:
     if not any(id(record.real) in written for record in records):
         of_arguments = any(id(one.real) in written for one in given)
         records = [
-            record
-            for record in records
-            if id(record.value) in world.owners or (of_arguments and _is_argument(record.source.base))  # type: ignore[attr-defined]
+            one
+            for one in records
+            if id(one.value) in world.owners
+            or (of_arguments and _is_argument(one.source.base))  # type: ignore[attr-defined]
         ]
     if not records or len(records) + len(given) < 2:
         return []

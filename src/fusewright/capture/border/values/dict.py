@@ -272,7 +272,7 @@ def is_written(stand_in: object, key: object = MISSING) -> bool:
 
 
 def load_proxy(world: World, real: types.MappingProxyType, source: Source) -> object:
-    """A read-only view of a dict: the dict's keys are what is guarded."""
+    """A read-only view of a dict, which is loaded."""
     (mapping,) = gc.get_referents(real)
     if type(mapping) is not dict:
         raise GraphBreak("opaque-object", f"{source.text()}, a mappingproxy of a {type(mapping).__qualname__}")
