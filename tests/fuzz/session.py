@@ -449,10 +449,10 @@ def _errors_of(text: str, left: int) -> Iterator[int | None]:
         return count if frame.f_code.co_filename.startswith("<fuzz") else None
 
     def stop(number: int, frame: types.FrameType) -> None:
-        if frame.f_code is not _errors_of.__code__:  # which puts back what there was
+        if not over and frame.f_code is not _errors_of.__code__:  # which puts back what there was, and calls others for it
             raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
 
-    before, errors, handler = sys.gettrace(), 0, signal.signal(signal.SIGALRM, stop)
+    before, errors, over, handler = sys.gettrace(), 0, False, signal.signal(signal.SIGALRM, stop)
     output = sys.stdout
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -469,6 +469,7 @@ def _errors_of(text: str, left: int) -> Iterator[int | None]:
         except (Exception, TooLong):  # text that is no program
             left = -1
         finally:
+            over = True
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
             sys.settrace(before)
