@@ -16,7 +16,7 @@ from fusewright.graph.passes.clean.dce import dce
 from fusewright.graph.printer import print_graph
 from fusewright.graph.verify import GraphError, verify
 from fusewright.record.recorder import Recorder
-from tests.listening import stage_texts
+from tests.listening import kernel_names, stage_texts
 
 
 def recorded(program, *inputs: torch.Tensor) -> torch.fx.Graph:
@@ -183,6 +183,33 @@ def test_constant_fold() -> None:
         and "rsub.Scalar" not in operators(graph)
     )
     assert "aten.full([3], -0.0" in text(graph)
+
+
+def test_pieces_of_one_number_side_by_side_are_one() -> None:
+    """The gradient of a split of which one part is used."""
+
+    def program(c, x):
+        zeros, minus, ones = (c(torch.full, ((2, 1), number)) for number in (0.0, -0.0, 1.0))
+        doubles, columns = c(torch.zeros, ((2, 1),), {"dtype": torch.float64}), c(torch.zeros, ((2, 2),))
+        lists = [zeros, zeros, x, columns, zeros, ones], [zeros, minus, minus], [zeros, zeros, doubles], [ones, ones]
+        results = [c(torch.cat, (pieces, dim)) for pieces, dim in zip(lists, (1, -1, 1, 0), strict=True)]
+        flat = c(torch.cat, ([c(torch.ones, (0,)), c(torch.ones, (2,)), c(torch.ones, (0,))],))
+        return [*(c(torch.reciprocal, (result,)) for result in results), flat]
+
+    graph = check(program, torch.randn(2, 3))
+    assert [len(node.args[0]) for node in graph.nodes if node.target is torch.ops.aten.cat.default] == [4, 2, 3, 1]  # the third list's are promoted
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.split(2)[3] * 2
+
+    for dynamic in (False, True):
+        compiled = fusewright.compile(step, dynamic=dynamic)
+        for size in (200, 300):
+            x = torch.randn(size, requires_grad=True)
+            with kernel_names() as names:
+                (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
+            assert torch.equal(gradient, torch.autograd.grad(step(x).sum(), x)[0])
+            assert 0 < len(names) < 8
 
 
 def test_dce_keeps_random_draws() -> None:

@@ -1,4 +1,5 @@
-"""Constant folding: operators over tensors that are filled with one known number become one `full`.
+"""Constant folding: operators over tensors that are filled with one known number become one `full`, and so do such
+tensors side by side in a concatenation (the gradient of a split of which few parts are used).
 
 Takes and gives a functional graph. Always holds: what is computed here, with PyTorch's own operator, is exact by IEEE
 754 (so the kernels of any device would give the same bits), or what eager would run on this machine's CPU; parameters
@@ -13,6 +14,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.base.records import replace
 from fusewright.graph.builder import Builder
 from fusewright.graph.known_values import NUMBER
 from fusewright.graph.passes.clean.escape import escaping
@@ -159,6 +161,17 @@ def constant_fold(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph
         elif node.target in _REARRANGES:
             if node.args[0] in numbers:
                 numbers[node] = numbers[node.args[0]]
+        elif node.target is aten.cat.default:
+            runs = _runs(node, type_, numbers)
+            if all(len(run) == 1 for run in runs):
+                continue
+            if not context.allow(f"constant_fold: {node.name} has {len(runs)} pieces"):
+                return graph
+            build.location = node.meta.get("location", ())
+            with graph.inserting_before(node):
+                pieces = [_joined(build, node, run, numbers[run[0]]) if len(run) > 1 else run[0] for run in runs]
+            numbers |= {piece: numbers[run[0]] for piece, run in zip(pieces, runs, strict=True) if len(run) > 1}
+            node.args = (pieces, *node.args[1:])
         elif _is_known(node, type_):
             result = _compute(node, type_, numbers)
             if result is None:
@@ -184,6 +197,31 @@ def constant_fold(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph
             node.replace_all_uses_with(made)
             graph.erase_node(node)
     return graph
+
+
+def _runs(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node, Number]) -> list[list[torch.fx.Node]]:
+    """The pieces of a concatenation, together those side by side that are filled with one number."""
+    runs: list[list[torch.fx.Node]] = []
+    last = None
+    for piece in node.args[0]:  # type: ignore[union-attr]
+        kind: TensorType = piece.meta["type"]  # type: ignore[union-attr]
+        plain = kind.dtype == type_.dtype and kind.ndim == type_.ndim and same_strides(kind, _row_major(kind))
+        number = repr(numbers[piece]) if plain and piece in numbers else None  # type: ignore[index] # -0.0 is not 0.0
+        if number is not None and number == last:
+            runs[-1].append(piece)  # type: ignore[arg-type]
+        else:
+            runs.append([piece])  # type: ignore[list-item]
+        last = number
+    return runs if same_strides(type_, _row_major(type_)) else []
+
+
+def _joined(build: Builder, node: torch.fx.Node, run: list[torch.fx.Node], number: Number) -> torch.fx.Node:
+    dim: int = (*node.args[1:], node.kwargs.get("dim", 0))[0]  # type: ignore[assignment]
+    kinds: list[TensorType] = [piece.meta["type"] for piece in run]
+    shape = list(kinds[0].shape)
+    shape[dim] = sum(kind.shape[dim] for kind in kinds)
+    type_ = _row_major(replace(kinds[0], shape=tuple(shape)))
+    return build.node(aten.full.default, (shape, number), {"dtype": type_.dtype, "device": type_.device}, type_)
 
 
 def _row_major(type_: TensorType) -> TensorType:
