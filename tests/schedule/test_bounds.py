@@ -32,6 +32,7 @@ from fusewright.schedule.plan import (
     Stage,
     Statement,
 )
+from fusewright.sizes import proofs
 from fusewright.sizes.expressions import Dim, Expr, evaluate, loop_symbol, maximum, minimum, symbol
 from fusewright.sizes.proofs import View, prove
 from tests import replay_programs
@@ -337,6 +338,57 @@ def test_nothing_false_is_proved(seed: int) -> None:
                 if all(evaluate(fact, everything) >= 0 for fact in facts):
                     assert evaluate(wanted, everything) >= 0, (wanted, facts, everything)
     assert shown > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_stays_within_each_dimension_is_inside(seed: int) -> None:
+    """Random layouts, and indices made of steps along them, against every assignment of small numbers."""
+    rng = random.Random(seed)
+    answers = []
+    for _ in range(300):
+        sizes: list[Dim] = [rng.choice([S0, S1, H, 1, 2, 3, S0 * 2]) for _ in range(rng.randint(1, 3))]
+        loops = [loop_symbol(f"o{k}", rng.choice([size, size, size * 2 if k else size])) for k, size in enumerate(sizes)]
+        if rng.random() < 0.3:  # a loop over all of the dimensions, or over the inner ones
+            loops[-1] = loop_symbol("o9", functools.reduce(lambda a, b: a * b, sizes[rng.randint(0, 1) :], 1))
+        strides: list[Dim] = []
+        step: Dim = rng.choice([1, 1, 1, 0, 2])
+        for size in reversed(sizes):
+            strides.insert(0, step)
+            step = step * size + rng.choice([0, 0, 0, 1])
+        facts: list[Dim] = []
+        index: Dim = 0
+        for size, stride, loop in zip(sizes, strides, loops, strict=True):
+            at = rng.choice([loop, loop, loop * 2, loop + 1, loop - 1, loop - loop, size - 1 - loop, (loop + 1) // 2])
+            facts += rng.sample([at, size - 1 - at, size - 1], rng.randint(0, 3))
+            index = index + at * (rng.choice(strides) if loop.name == "o9" else stride)
+        order = rng.sample(range(len(sizes)), len(sizes))
+        shape, stride = tuple(sizes[k] for k in order), tuple(strides[k] for k in order)
+        buffer = Buffer("a", shape, stride, F32, CPU, "input")
+        answers.append(bounds._is_in_each_dimension(buffer, index, (tuple(facts),)))
+        for values in itertools.product(range(5), repeat=3) if answers[-1] else ():
+            given: dict[Expr, int] = dict(zip((S0, S1, S2), values))
+            ranges = [range(evaluate(loop.upper, given) + 1) for loop in loops]  # type: ignore[arg-type]
+            for point in itertools.product(*ranges):
+                everything = given | dict(zip(loops, point))
+                if all(evaluate(fact, everything) >= 0 for fact in facts):
+                    room = 1 + sum((evaluate(n, given) - 1) * evaluate(step, given) for n, step in zip(shape, stride))
+                    assert 0 <= evaluate(index, everything) < room, (index, shape, stride, facts, everything)
+    assert 60 < sum(answers) < 280
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_example_refutes_has_no_proof(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    loops = [loop_symbol("o0", S0), loop_symbol("o1", S1)]
+    refuted, refute = 0, proofs._is_refuted
+    monkeypatch.setattr(proofs, "_is_refuted", lambda d, facts: False)
+    for _ in range(150):
+        facts = tuple(random_size(rng, [S0, S1, *loops]) for _ in range(rng.randint(0, 3)))
+        wanted = random_size(rng, [S0, S1, *loops])
+        if isinstance(wanted, Expr) and refute(wanted, tuple(fact for fact in facts if isinstance(fact, Expr))):
+            refuted += 1
+            assert not prove(wanted, tuple(fact for fact in facts if isinstance(fact, Expr))), (wanted, facts)
+    assert refuted > 20
 
 
 @pytest.mark.parametrize("outside", [False, True])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from fusewright.sizes.algebra import is_at_least_zero
 from fusewright.sizes.expressions import (
     Dim,
     Expr,
@@ -192,7 +193,9 @@ def test_simplification_keeps_the_value(seed: int) -> None:
         tree = random_tree(rng, rng.randrange(1, 6))
         built = from_tuples(tree, NAMES)
         again = from_tuples(to_tuples(built), NAMES)
+        positive = is_at_least_zero(built)
         low, high = bounds(built)
+        assert positive == (low is not None and low >= 0)
         other = from_tuples(random_tree(rng, 2), NAMES)
         less = known_lt(built, other)
         equal = known_eq(built, other)

@@ -10,6 +10,7 @@ elements of the buffer. Indices that are known at run time only are bounded by t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import torch
 
@@ -18,6 +19,7 @@ from fusewright.loops.externs import references
 from fusewright.loops.ir import (
     Apply,
     Axis,
+    Buffer,
     BufferRef,
     CheckedIndex,
     Constant,
@@ -42,9 +44,10 @@ from fusewright.schedule.plan import (
     ScanStep,
     roots,
 )
-from fusewright.sizes.algebra import interval
+from fusewright.sizes.algebra import interval, is_at_least_zero
 from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, maximum, minimum, product, substitute
-from fusewright.sizes.proofs import Facts, View, certain, is_at_least_zero, lowest, not_empty, prove
+from fusewright.sizes.proofs import Facts, View, certain, lowest, not_empty, prove
+from fusewright.sizes.strides import only_term, steps_along, term_quotient
 
 Cases = tuple[Facts, ...]
 """What may hold: the facts of one of these."""
@@ -123,6 +126,7 @@ class _Checker:
     answers: dict[tuple[Dim, Dim, Cases], Dim | None] = field(default_factory=dict)
     held: dict[str, Range] = field(default_factory=dict)
     views: dict[Facts, View] = field(default_factory=dict)
+    inside: dict[tuple[str, Dim, Cases], bool] = field(default_factory=dict)
     accesses: int = 0
     failures: int = 0
 
@@ -159,8 +163,10 @@ class _Checker:
 
     def access(self, where: str, buffer: str, index: Dim, room: Dim, cases: Cases) -> None:
         self.accesses += 1
-        self.require(index, cases, where, buffer, index, room)
-        self.require(room - 1 - index, cases, where, buffer, index, room)
+        ends = [d for d in (index, room - 1 - index) if not is_at_least_zero(d)]
+        if ends and not self.is_in_each_dimension(buffer, index, room, cases):
+            for d in ends:
+                self.require(d, cases, where, buffer, index, room)
 
     def require(self, d: Dim, cases: Cases, where: str, buffer: str, index: Dim, room: Dim) -> None:
         if is_at_least_zero(d) or is_at_least_zero(d := self.known.simplify(d)):
@@ -171,6 +177,17 @@ class _Checker:
         missing = self.answers[key]
         if missing is not None:
             self.unproved[Unproved(where, buffer, index, room, missing)] = None
+
+    def is_in_each_dimension(self, name: str, index: Dim, room: Dim, cases: Cases) -> bool:
+        """Whether an index is made of steps along the buffer's dimensions that plainly stay within each: a question to
+        each size, where the whole is one to products of them."""
+        buffer = self.plan.buffers.get(name)  # none of what a kernel keeps for itself
+        if buffer is None or buffer.dtype.is_complex or room != self.room(name):
+            return False
+        key = (name, index, cases)
+        if key not in self.inside:
+            self.inside[key] = _is_in_each_dimension(buffer, index, cases)
+        return self.inside[key]
 
     def holds(self, name: str) -> Range:
         """Between which bounds the integers in a temporary lie: those that the plan's kernels store there, if they fill
@@ -450,6 +467,22 @@ class _OfKernel:
                 last = last + rows.step * (found.columns - 1)
             self.access(rows.buffer, first, cases)
             self.access(rows.buffer, last, cases)
+
+
+def _is_in_each_dimension(buffer: Buffer, index: Dim, cases: Cases) -> bool:
+    dims = [(size, stride) for size, stride in zip(buffer.shape, buffer.stride, strict=True) if size != 1]
+    steps = steps_along(index, (stride for _, stride in dims))
+    if steps is None or not all(is_at_least_zero(stride) for _, stride in dims):
+        return False
+    left = {stride: -at for stride, at in steps.items()}
+    for size, stride in dims:
+        left[stride] = left[stride] + size - 1
+    for longer, stride in pairwise(steps):  # a loop may run over dimensions that follow each other
+        ratio = term_quotient(only_term(longer), only_term(stride)) if steps[longer] == 0 else None
+        if ratio is not None:
+            left[stride], left[longer] = left[stride] + left[longer] * ratio, 0
+    ends = [end for end in (*steps.values(), *left.values()) if not is_at_least_zero(end)]
+    return all(any(is_at_least_zero(end - fact) for fact in facts) for facts in cases for end in ends)
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------

@@ -408,7 +408,34 @@ def _interval_of_symbol(s: Symbol) -> Interval:
     return low, high
 
 
+def least(d: Dim, enough: Bound = INFINITY) -> Bound:
+    """The lower end of the interval, alone; or a number below it, where that is at least `enough`."""
+    if type(d) is not Sum or hasattr(d, "_interval"):
+        return interval(d)[0]
+    try:
+        return d._least
+    except AttributeError:
+        low = _terms_apart(d)[0]
+        if low >= enough:
+            return low
+        d._least = max(low, _tighten(d, _replaceable(d._terms), want_high=False))
+        return d._least
+
+
+def is_at_least_zero(d: Dim) -> bool:
+    return d >= 0 if isinstance(d, int) else least(d, 0) >= 0
+
+
 def _interval_of_sum(d: Sum) -> Interval:
+    return least(d), min(_terms_apart(d)[1], _tighten(d, _replaceable(d._terms), want_high=True))
+
+
+def _terms_apart(d: Sum) -> Interval:
+    """Between which bounds a sum lies by its terms' own, and by those of what they have in common."""
+    try:
+        return d._apart
+    except AttributeError:
+        pass
     low: Bound = plain.least(d._constant)
     high: Bound = plain.most(d._constant)
     for monomial, coefficient_ in d._terms:
@@ -421,10 +448,7 @@ def _interval_of_sum(d: Sum) -> Interval:
         low_product, high_product = interval_product([interval(quotient), *(interval(atom) for atom in shared)])
         low = max(low, plain.least(plain.least(low_product) + plain.least(d._constant)))
         high = min(high, plain.most(plain.most(high_product) + plain.most(d._constant)))
-    atoms = _replaceable(d._terms)
-    if atoms:
-        low = max(low, _tighten(d, atoms, want_high=False))
-        high = min(high, _tighten(d, atoms, want_high=True))
+    d._apart = low, high
     return low, high
 
 
@@ -496,7 +520,7 @@ def _tighten(e: Expr, atoms: Sequence[Expr], want_high: bool) -> Bound:
             continue
         replacements, pick = _replacements(atom, scale, rising=low >= 0, want_high=want_high)
         if replacements:
-            return pick(interval(add(rest, r))[1 if want_high else 0] for r in replacements)
+            return pick(interval(add(rest, r))[1] if want_high else least(add(rest, r)) for r in replacements)
     return INFINITY if want_high else -INFINITY
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-from fusewright.sizes.arithmetic import Interval
+from fusewright.sizes.arithmetic import Bound, Interval
 
 
 class Algebra(Protocol):
@@ -161,8 +161,10 @@ class Symbol(Expr):
 class Sum(Expr):
     """constant + sum of coefficient * monomial, with at least one monomial; never a single monomial atom alone."""
 
-    __slots__ = ("_constant", "_terms")
+    __slots__ = ("_apart", "_constant", "_least", "_terms")
+    _apart: Interval
     _constant: int
+    _least: Bound
     _terms: tuple[tuple[Monomial, int], ...]
 
     @property

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
 
-from fusewright.sizes.algebra import interval, split_atom
+from fusewright.sizes.algebra import interval, is_at_least_zero, split_atom
 from fusewright.sizes.arithmetic import INFINITY, Bound, interval_product, monomial_quotient
 from fusewright.sizes.expressions import (
     Dim,
@@ -27,6 +27,7 @@ from fusewright.sizes.expressions import (
     Term,
     bounds,
     coefficient,
+    evaluate,
     free_symbols,
     product,
     split_factor,
@@ -38,6 +39,7 @@ from fusewright.sizes.expressions import (
 Facts = tuple[Dim, ...]
 """Size expressions that are at least 0."""
 
+_FAR = 1000  # from 0, where a symbol has no end on that side
 MOST_STEPS = 40
 MOST_TRIED = 600
 MOST_SPLITS = 4
@@ -173,7 +175,7 @@ def prove(d: Dim, facts: Facts, splits: int = MOST_SPLITS, search: bool = True) 
         return _is_plainly(d)
     if any(is_at_least_zero(_at_ends(_with_least(d, given, linear), given)) for linear in (False, True)):
         return True
-    if not search:
+    if not search or _is_refuted(d, given):
         return False
     d, *more = _with_quotients(d, given)
     if isinstance(d, int):
@@ -194,12 +196,44 @@ def prove(d: Dim, facts: Facts, splits: int = MOST_SPLITS, search: bool = True) 
     return True
 
 
+def _is_refuted(d: Expr, facts: tuple[Expr, ...]) -> bool:
+    """Whether an example shows that `d` may be below 0 where the facts are not: each symbol at the end of its range
+    where `d` is less, moved from there as far as facts want."""
+    symbols: list[Symbol] = []
+    values: dict[Expr, int] = {}
+
+    def ends(one: Symbol) -> tuple[Bound, Bound]:
+        return -INFINITY if one.lower is None else one.lower, INFINITY if one.upper is None else at(one.upper)
+
+    def at(size: Dim) -> int:
+        for one in free_symbols(size) - values.keys():
+            low, high = ends(one)
+            scale = coefficient(d, one)
+            least = max(low, min(high, 0))
+            symbols.append(one)
+            values[one] = int(least if scale is None or interval(scale)[1] > 0 else min(high, least + _FAR))
+        return evaluate(size, values)
+
+    try:
+        for fact in (d, *facts, *facts):  # what one fact moves, another may not want
+            lacks = -at(fact)
+            if fact is d or lacks <= 0:
+                continue
+            for (first, *more), times in fact.terms:
+                if isinstance(first, Symbol) and not more:
+                    moved = values[first] + -(-lacks // abs(times)) * (1 if times > 0 else -1)
+                    low, high = ends(first)
+                    if low <= moved <= high:
+                        values[first] = moved
+                        break
+        inside = all(low <= values[one] <= high for one in symbols for low, high in [ends(one)])
+        return inside and at(d) < 0 and all(at(fact) >= 0 for fact in facts)
+    except ZeroDivisionError:
+        return False
+
+
 def _is_choice(term: Term) -> bool:
     return len(term[0]) == 1 and isinstance(term[0][0], (Min, Max))
-
-
-def is_at_least_zero(d: Dim) -> bool:
-    return d >= 0 if isinstance(d, int) else interval(d)[0] >= 0
 
 
 def _is_plainly(d: Dim) -> bool:

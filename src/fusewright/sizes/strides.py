@@ -6,20 +6,56 @@ would be a guard.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from fusewright.sizes.arithmetic import monomial_quotient
 from fusewright.sizes.estimate import NO_EXAMPLES
-from fusewright.sizes.expressions import Dim, Expr, evaluate
+from fusewright.sizes.expressions import Dim, Expr, Term, evaluate, product, total
 from fusewright.sizes.tensor_type import TensorType
 
 
 def magnitude(d: Dim) -> float:
     """A number that orders products of sizes as their values do when sizes are above 1: the degree first."""
     return float(d) if isinstance(d, int) else max(1e6 ** len(monomial) * count for monomial, count in d.terms)
+
+
+def steps_along(index: Dim, strides: Iterable[Dim]) -> dict[Dim, Dim] | None:
+    """stride → how many such steps an index is made of, each of its terms along the longest stride that divides it; the
+    longest first. None where something is left over."""
+    longest_first = [(stride, only_term(stride)) for stride in sorted(set(strides), key=magnitude, reverse=True)]
+    found: dict[Dim, list[Dim]] = {stride: [] for stride, _ in longest_first}
+    left = index if isinstance(index, int) else index.constant
+    for term in () if isinstance(index, int) else index.terms:
+        for stride, step in longest_first:
+            steps = term_quotient(term, step)
+            if steps is not None:
+                found[stride].append(steps)
+                break
+        else:
+            return None
+    for stride, (atoms, number) in longest_first:
+        if number and not atoms:
+            count = left // number if left >= 0 else -(-left // number)
+            found[stride].append(count)
+            left -= count * number
+    return None if left else {stride: total(steps) for stride, steps in found.items()}
+
+
+def only_term(d: Dim) -> Term:
+    """(atoms, number) of a product; a number of 0 where it is none."""
+    if isinstance(d, int):
+        return (), d
+    return d.terms[0] if len(d.terms) == 1 and not d.constant else ((), 0)
+
+
+def term_quotient(term: Term, by: Term) -> Dim | None:
+    """None where it is no product of sizes and a whole number."""
+    atoms = monomial_quotient(term[0], by[0]) if by[1] and term[1] % by[1] == 0 else None
+    return None if atoms is None else product(atoms) * (term[1] // by[1])
 
 
 def shares_elements(type_: TensorType, examples: Mapping[Expr, int] = NO_EXAMPLES) -> bool:
