@@ -126,7 +126,7 @@ class _Checker:
     answers: dict[tuple[Dim, Dim, Cases], Dim | None] = field(default_factory=dict)
     held: dict[str, Range] = field(default_factory=dict)
     views: dict[Facts, View] = field(default_factory=dict)
-    inside: dict[tuple[str, Dim, Cases], bool] = field(default_factory=dict)
+    inside: set[tuple[Dim, Dim, Cases]] = field(default_factory=set)
     accesses: int = 0
     failures: int = 0
 
@@ -163,8 +163,13 @@ class _Checker:
 
     def access(self, where: str, buffer: str, index: Dim, room: Dim, cases: Cases) -> None:
         self.accesses += 1
+        key = (index, room, cases)
+        if key in self.inside:  # of another layer of the model, say
+            return
         ends = [d for d in (index, room - 1 - index) if not is_at_least_zero(d)]
-        if ends and not self.is_in_each_dimension(buffer, index, room, cases):
+        if not ends or self.is_in_each_dimension(buffer, index, room, cases):
+            self.inside.add(key)
+        else:
             for d in ends:
                 self.require(d, cases, where, buffer, index, room)
 
@@ -184,10 +189,7 @@ class _Checker:
         buffer = self.plan.buffers.get(name)  # none of what a kernel keeps for itself
         if buffer is None or buffer.dtype.is_complex or room != self.room(name):
             return False
-        key = (name, index, cases)
-        if key not in self.inside:
-            self.inside[key] = _is_in_each_dimension(buffer, index, cases)
-        return self.inside[key]
+        return _is_in_each_dimension(buffer, index, cases)
 
     def holds(self, name: str) -> Range:
         """Between which bounds the integers in a temporary lie: those that the plan's kernels store there, if they fill
