@@ -227,7 +227,7 @@ def test_a_range_with_one_multiple_is_that() -> None:
     assert env.simplify(s) == 2
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_what_is_learnt_of_a_multiple_is_one_whatever_came_first(order: tuple[int, ...]) -> None:
     """Facts about an uneven half are of its half once the size is known to be even."""
     env = ShapeEnv()
