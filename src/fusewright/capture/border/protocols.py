@@ -197,9 +197,12 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
         if symbolic:
             left, right = concrete(left), concrete(right)
         return native(function, for_native(world, left), for_native(world, right))
-    steps = [(row.name, forward, left, right), (row.reflected, backward, right, left)]
+    steps = [(row.name, forward, left, right)]
+    if right_type is not left_type or row.inplace == "":
+        steps.append((row.reflected, backward, right, left))
     if backward is not None and right_type is not left_type and issubclass(right_type, left_type):
-        steps.reverse()
+        if row.inplace == "" or backward is not classes.guarded_lookup(world, left_type, row.reflected):
+            steps.reverse()  # arithmetic asks a subclass first only if its method is one of its own
     for name, method, receiver, other in steps:
         result = _one_side(world, name, method, receiver, other)
         if result is not NotImplemented:

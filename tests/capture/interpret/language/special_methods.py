@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 
 import torch
 
@@ -156,6 +157,43 @@ def subclass_reflected_priority():
         return x + 1, A() + B(), A() + A(), B() + A(), A() == A(), A() != A()
 
     return f, [(x(),), (x(),)]
+
+
+@program
+def a_reflected_method_is_not_asked_of_the_same_class_and_first_only_where_it_is_another():
+    log = []
+
+    class A:
+        def __add__(self, o):
+            log.append("add")
+            return NotImplemented
+
+        def __sub__(self, o):
+            log.append("sub")
+            return "sub"
+
+        __lt__ = __pow__ = __divmod__ = __add__
+
+        def __radd__(self, o):
+            log.append("radd")
+            return "radd"
+
+        __rsub__ = __gt__ = __rpow__ = __rdivmod__ = __radd__
+
+    class B(A):
+        pass
+
+    def f(x):
+        said = []
+        for one, other in ((A(), A()), (A(), B()), (B(), A()), (B(), B())):
+            for ask in (operator.add, operator.sub, operator.lt, pow, divmod):
+                try:
+                    said.append(ask(one, other))
+                except TypeError as error:
+                    said.append(str(error))
+        return x + 1, said
+
+    return f, [(x(),), (x(),)], lambda: log
 
 
 @program

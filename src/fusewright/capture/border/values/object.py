@@ -443,7 +443,7 @@ _INLINE_VALUES = 1 << 2  # CPython's Py_TPFLAGS_INLINE_VALUES, from 3.13 on: ins
 
 def probe(kind: type) -> object:
     """An object with a dictionary that CPython keeps, and so asks, as it does for instances of `kind`."""
-    return _Inline() if kind.__flags__ & _INLINE_VALUES else Exception()
+    return _Inline() if kind.__flags__ & _INLINE_VALUES else types.SimpleNamespace()
 
 
 def _as_its_class_is(kind: type, name: str, found: object) -> bool:
