@@ -97,6 +97,12 @@ def dict_source(cls: type, source: Source) -> InstanceDict:
     return InstanceDict(source, is_hooked(cls))
 
 
+def check_plain(namespace: object, source: Source) -> None:
+    """Python looks into an instance dictionary of a subclass of dict without asking it: that is a graph break."""
+    if type(namespace) is not dict:
+        raise GraphBreak("opaque-object", f"{source.text()}, a {type(namespace).__qualname__}")
+
+
 def field_source(cls: type, source: Source, field: Any, name: str) -> Source:
     """Where a descriptor written in C, which stands under this name in a class of the MRO, finds what it shows."""
     plain = lookup(cls, name) is field and not is_hooked(cls)
