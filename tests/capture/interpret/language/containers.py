@@ -457,6 +457,41 @@ def star_unpacking():
 
 
 @program
+def the_rest_of_an_iterator_is_asked_for_anew():
+    log = []
+
+    class Again:
+        def __init__(self, n):
+            self.n = self.left = n
+
+        def __iter__(self):
+            log.append("iter")
+            self.left = self.n
+            return self
+
+        def __next__(self):
+            log.append(self.left)
+            if self.left == 0:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+        def __length_hint__(self):
+            log.append("hint")
+            return self.left
+
+    def f(x, n):
+        first, *rest = Again(n)
+        *most, last = Again(n)
+        try:
+            one, two, three, *none = Again(2)
+        except ValueError as error:
+            return x + first, rest, most, last, str(error)
+
+    return f, [(x(), 2), (x(), 3)], lambda: log
+
+
+@program
 def unpack_errors():
     def f(x, seq):
         try:
