@@ -197,17 +197,29 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
         if symbolic:
             left, right = concrete(left), concrete(right)
         return native(function, for_native(world, left), for_native(world, right))
-    steps = [(row.name, forward, left, right)]
+    name, later = row.name, forward is None and classes.lookup(left_type, row.name) in _OF_SEQUENCES
+    if later and function is row.inplace_function and classes.lookup(left_type, row.inplace) is not MISSING:
+        name = row.inplace
+    steps = [(name, forward, left, right)]
     if right_type is not left_type or row.inplace == "":
         steps.append((row.reflected, backward, right, left))
     if backward is not None and right_type is not left_type and issubclass(right_type, left_type):
-        if row.inplace == "" or backward is not classes.guarded_lookup(world, left_type, row.reflected):
-            steps.reverse()  # arithmetic asks a subclass first only if its method is one of its own
+        # arithmetic asks a subclass first only if its method is one of its own
+        later |= row.inplace == "" or backward is not classes.guarded_lookup(world, left_type, row.reflected)
+    if later:  # a sequence repeats and joins when no number has answered
+        steps.reverse()
     for name, method, receiver, other in steps:
         result = _one_side(world, name, method, receiver, other)
         if result is not NotImplemented:
             return result
     return NotImplemented
+
+
+_OF_SEQUENCES = frozenset(
+    vars(base).get(name)
+    for base in (str, bytes, bytearray, list, tuple, collections.deque)
+    for name in ("__add__", "__mul__", "__rmul__", "__iadd__", "__imul__")
+) - {None}  # fmt: skip
 
 
 def _one_side(world: World, name: str, method: types.FunctionType | None, receiver: Any, other: Any) -> Any:
@@ -223,6 +235,12 @@ def _one_side(world: World, name: str, method: types.FunctionType | None, receiv
     if slot is MISSING or slot is None:
         return NotImplemented
     refuse_opaque(world, receiver, name)
+    if slot in _OF_SEQUENCES:
+        kind = world.type_of(other)
+        if name.endswith("mul__") and classes.lookup(kind, "__index__") is MISSING:
+            said = f"can't multiply sequence by non-int of type '{classes.said_name(kind)}'"
+            raise UserException(TypeError(said))
+        return world.tracer.call(slot, (receiver, other))
     if slot is not vars(object).get(name):
         other = concrete(other)
     return native(slot, for_native(world, receiver), for_native(world, other))
