@@ -157,7 +157,9 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     if (numbers := plain_numbers(world, (row.name, row.reflected, row.inplace), left, right)) is not None:
         return binary(world, op, *numbers, inplace)
     if inplace:
-        method = classes.python_method(world, world.type_of(left), row.inplace)
+        method: Any = classes.python_method(world, world.type_of(left), row.inplace)
+        if method is None and isinstance(left, set | dict):  # which have some of their own
+            method = vars(set if isinstance(left, set) else dict).get(row.inplace)
         if method is not None:
             result = world.tracer.call(method, (left, right))
             if result is not NotImplemented:
@@ -197,7 +199,7 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
         if symbolic:
             left, right = concrete(left), concrete(right)
         return native(function, for_native(world, left), for_native(world, right))
-    name, later = row.name, forward is None and classes.lookup(left_type, row.name) in _OF_SEQUENCES
+    name, later = row.name, _is_sequences_own(left_type, row, row.name)
     if later and function is row.inplace_function and classes.lookup(left_type, row.inplace) is not MISSING:
         name = row.inplace
     steps = [(name, forward, left, right)]
@@ -209,20 +211,27 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
     if later:  # a sequence repeats and joins when no number has answered
         steps.reverse()
     for name, method, receiver, other in steps:
-        result = _one_side(world, name, method, receiver, other)
+        result = _one_side(world, row, name, method, receiver, other)
         if result is not NotImplemented:
             return result
     return NotImplemented
 
 
-_OF_SEQUENCES = frozenset(
-    vars(base).get(name)
-    for base in (str, bytes, bytearray, list, tuple, collections.deque)
-    for name in ("__add__", "__mul__", "__rmul__", "__iadd__", "__imul__")
-) - {None}  # fmt: skip
+_SEQUENCES = (str, bytes, bytearray, list, tuple, collections.deque)
+_JOINING = ("__add__", "__mul__", "__rmul__", "__iadd__", "__imul__")
+_OF_SEQUENCES = frozenset(vars(base).get(name, MISSING) for base in _SEQUENCES for name in _JOINING) - {MISSING}
 
 
-def _one_side(world: World, name: str, method: types.FunctionType | None, receiver: Any, other: Any) -> Any:
+def _is_sequences_own(cls: type, row: Operator, name: str) -> bool:
+    """Whether a method is what a sequence has, of a class without one in Python: it is asked when no number answers."""
+    if classes.lookup(cls, name) not in _OF_SEQUENCES:
+        return False
+    return not any(isinstance(classes.lookup(cls, one), types.FunctionType) for one in (row.name, row.reflected))
+
+
+def _one_side(
+    world: World, row: Operator, name: str, method: types.FunctionType | None, receiver: Any, other: Any
+) -> Any:
     if method is not None:
         return world.tracer.call(method, (receiver, other))
     if isinstance(receiver, torch.Tensor):
@@ -232,14 +241,13 @@ def _one_side(world: World, name: str, method: types.FunctionType | None, receiv
             return NotImplemented
         receiver = concrete(receiver)
     slot = classes.lookup(world.type_of(receiver), name)
-    if slot is MISSING or slot is None:
+    if slot is MISSING:
         return NotImplemented
     refuse_opaque(world, receiver, name)
-    if slot in _OF_SEQUENCES:
+    if _is_sequences_own(world.type_of(receiver), row, name):
         kind = world.type_of(other)
         if name.endswith("mul__") and classes.lookup(kind, "__index__") is MISSING:
-            said = f"can't multiply sequence by non-int of type '{classes.said_name(kind)}'"
-            raise UserException(TypeError(said))
+            raise UserException(TypeError(f"can't multiply sequence by non-int of type '{classes.said_name(kind)}'"))
         return world.tracer.call(slot, (receiver, other))
     if slot is not vars(object).get(name):
         other = concrete(other)

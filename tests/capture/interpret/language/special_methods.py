@@ -197,6 +197,71 @@ def a_reflected_method_is_not_asked_of_the_same_class_and_first_only_where_it_is
 
 
 @program
+def what_builtin_containers_are_joined_with_is_asked_first():
+    log = []
+
+    class Refuses:
+        def __radd__(self, o):
+            log.append("refuses")
+            return NotImplemented
+
+        __rmul__ = __ror__ = __radd__
+
+        def __iter__(self):
+            return iter((7, 8))
+
+    class Counts(Refuses):
+        def __index__(self):
+            return 2
+
+    class Answers:
+        def __radd__(self, o):
+            log.append("answers")
+            return "answered", o
+
+        __rmul__ = __ror__ = __radd__
+
+    class Text(str):
+        def __radd__(self, o):
+            return "text", o
+
+    class Numbers(set):
+        def __or__(self, o):
+            log.append("or")
+            return "or"
+
+    class Nothing:
+        __radd__ = __mul__ = __lt__ = None
+
+    def join(one, other):
+        one += other
+        return one
+
+    def repeat(one, other):
+        one *= other
+        return one
+
+    def unite(one, other):
+        one |= other
+        return one
+
+    def f(x):
+        said = []
+        asked = (operator.add, operator.mul, join, repeat, operator.or_, unite, operator.lt)
+        for make in (lambda: [1], lambda: (1,), lambda: "a", lambda: b"a", lambda: {1}, lambda: {1: 2}, Nothing, Text):
+            for other in (Refuses(), Counts(), Answers(), Text("b"), Numbers({3}), Nothing(), 2):
+                for ask in asked:
+                    for operands in ((make(), other), (other, make())):
+                        try:
+                            said.append(ask(*operands))
+                        except TypeError as error:
+                            said.append((type(error), str(error) if ask not in (repeat, join) else ""))
+        return x + 1, said
+
+    return f, [(x(),), (x(),)], lambda: log
+
+
+@program
 def comparisons_and_hash():
     @functools.total_ordering
     class P:
