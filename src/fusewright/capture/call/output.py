@@ -158,7 +158,7 @@ def _recorded(tracer: Tracer, message: Any, category: Any, place: Any, module: s
         log.append(warnings.WarningMessage(category(message), category, place.file, place.line))
 
 
-def _action(filters: Any, message: str, category: type[Warning], place: Any, module: str) -> str:
+def _action(filters: Any, message: Any, category: type[Warning], place: Any, module: str) -> str:
     """What the filters say of a warning."""
     return next((
         action for action, text, kind, origin, line in filters
