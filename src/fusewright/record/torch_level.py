@@ -43,6 +43,14 @@ CHECK = "what the compiled program takes for granted does not hold for this call
 one fails, the call is repeated eagerly."""
 
 
+_PLAIN: dict[type, Callable[[Any], object]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+}
+
+
 def torch_target(fn: Callable[..., object], args: Sequence[object]) -> tuple[str, object, Sequence[object]]:
     """(node kind, target, arguments) for a torch-level call: methods of Tensor by name, so that a subclass would be
     honoured."""
@@ -129,6 +137,9 @@ class TorchLevel:
             # operators take it as the number, a bool as a float
             self.of_numpy = True
             return float(value) if value.dtype.kind == "b" else value.item()
+        for base, plain in _PLAIN.items():  # fx writes a subclass's instance as that one says
+            if isinstance(value, base):
+                return plain(value)
         # a node: a higher-order operator's body
         if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):
             self.recorder.lacks_form("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")

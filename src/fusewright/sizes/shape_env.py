@@ -10,6 +10,7 @@ Always holds: an answer is either provable from the symbols' ranges and `guards`
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 from fusewright.base.location import Location
@@ -33,6 +34,7 @@ from fusewright.sizes.expressions import (
     known,
     known_le,
     product,
+    sort_key,
     split_factor,
     substitute,
     symbol,
@@ -280,7 +282,12 @@ class ShapeEnv:
         answer = self.known(relation)
         if answer is not None:
             return answer
-        answer = Relation(relation.op, self.hint(relation.left), self.hint(relation.right)).holds({})
+        left, right = self.hint(relation.left), self.hint(relation.right)
+        answer = Relation(relation.op, left, right).holds({})
+        if max(abs(left), abs(right)) > sys.maxsize:  # guards compute in 64 bits
+            for one in sorted(free_symbols(relation.left) | free_symbols(relation.right), key=sort_key):
+                self.settle(Relation("==", one, self.hint(one)))
+            return answer
         fact = self._reduced(relation if answer else relation.negated())
         self.guards.append(fact)
         self.asked_at.append(self.location())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fusewright.sizes.expressions import Dim, Expr, Relation, RelationOp, maximum, minimum
+from fusewright.sizes.expressions import Dim, Expr, Relation, RelationOp, bounds, maximum, minimum
 from fusewright.sizes.shape_env import ShapeEnv
 
 
@@ -32,6 +32,12 @@ class _NoUnbackedSymbols:
 
 _EXPR = _NoUnbackedSymbols()
 _HASH = torch.SymInt.__hash__.__code__
+
+
+def _fits(d: Dim) -> bool:
+    """Whether the numbers in it are of 64 bits, as those of guards and plans are."""
+    numbers = (d,) if isinstance(d, int) else (d.constant, *(count for _, count in d.terms))
+    return max(map(abs, numbers)) <= sys.maxsize
 
 
 _PYTHON_TYPES: dict[type, type] = {bool: bool, Relation: bool, float: float}
@@ -171,9 +177,18 @@ class SymNode:
         return self.value if isinstance(self.value, float) else self.guard_int("", 0)
 
     def _arithmetic(self, other: SymNode, operation: Callable[[Dim, Dim], Dim]) -> SymNode:
-        if self._integers(other):
-            return SymNode(self.env.simplify(operation(self.dim, other.dim)), self.env)
+        if self._integers(other) and _fits(self.dim) and _fits(other.dim):
+            made = self.env.simplify(operation(self.dim, other.dim))
+            if self._fits_now(made):
+                return SymNode(made, self.env)
         return SymNode(operation(self._number(), other._number()), self.env)  # type: ignore[arg-type]
+
+    def _fits_now(self, made: Dim) -> bool:
+        """Whether a result is of 64 bits. That one of numbers is, which need not be sizes, is guarded."""
+        if not _fits(made) or isinstance(made, int):
+            return _fits(made)
+        most = bounds(made)[1]
+        return most is None or most <= sys.maxsize or self.env.guard(Relation("<=", made, sys.maxsize))
 
     def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
         result: SymNode = SymNode(0, self.env)
@@ -223,7 +238,8 @@ class SymNode:
         if self._integers(other):
             power = other.guard_int("", 0)
             if power >= 0:
-                return SymNode(self.dim**power, self.env)
+                made = self.dim**power
+                return SymNode(made if self._fits_now(made) else self._number() ** power, self.env)
         return SymNode(float(self._number()) ** other._number(), self.env)
 
     float_pow = pow_by_natural = pow

@@ -186,6 +186,24 @@ def test_as_eager(name: str, backend: str) -> None:
     assert "note" in logs[0] and logs[1:] == [logs[0]] * 3
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_variable_holds_dies_in_the_call(again: bool) -> None:
+    def program(x: torch.Tensor) -> Any:
+        held: Any = Held()
+        note()
+        watch = weakref.ref(held)
+        note()
+        if again:
+            held = watch() is None
+        return x + 1, watch, held
+
+    compiled = fusewright.compile(program, backend="eager")
+    for _ in range(3):
+        for function in (program, compiled):
+            _, watch, held = function(torch.ones(3))
+            assert (watch() is None, held) == ((True, False) if again else (False, watch()))
+
+
 class Holder:
     def __init__(self, held: Any) -> None:
         self.held = held

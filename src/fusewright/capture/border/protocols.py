@@ -157,7 +157,9 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     if (numbers := plain_numbers(world, (row.name, row.reflected, row.inplace), left, right)) is not None:
         return binary(world, op, *numbers, inplace)
     if inplace:
-        method = classes.python_method(world, world.type_of(left), row.inplace)
+        method: Any = classes.python_method(world, world.type_of(left), row.inplace)
+        if method is None and isinstance(left, set | dict):  # which have some of their own
+            method = vars(set if isinstance(left, set) else dict).get(row.inplace)
         if method is not None:
             result = world.tracer.call(method, (left, right))
             if result is not NotImplemented:
@@ -197,17 +199,39 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
         if symbolic:
             left, right = concrete(left), concrete(right)
         return native(function, for_native(world, left), for_native(world, right))
-    steps = [(row.name, forward, left, right), (row.reflected, backward, right, left)]
+    name, later = row.name, _is_sequences_own(left_type, row, row.name)
+    if later and function is row.inplace_function and classes.lookup(left_type, row.inplace) is not MISSING:
+        name = row.inplace
+    steps = [(name, forward, left, right)]
+    if right_type is not left_type or row.inplace == "":
+        steps.append((row.reflected, backward, right, left))
     if backward is not None and right_type is not left_type and issubclass(right_type, left_type):
+        # arithmetic asks a subclass first only if its method is one of its own
+        later |= row.inplace == "" or backward is not classes.guarded_lookup(world, left_type, row.reflected)
+    if later:  # a sequence repeats and joins when no number has answered
         steps.reverse()
     for name, method, receiver, other in steps:
-        result = _one_side(world, name, method, receiver, other)
+        result = _one_side(world, row, name, method, receiver, other)
         if result is not NotImplemented:
             return result
     return NotImplemented
 
 
-def _one_side(world: World, name: str, method: types.FunctionType | None, receiver: Any, other: Any) -> Any:
+_SEQUENCES = (str, bytes, bytearray, list, tuple, collections.deque)
+_JOINING = ("__add__", "__mul__", "__rmul__", "__iadd__", "__imul__")
+_OF_SEQUENCES = frozenset(vars(base).get(name, MISSING) for base in _SEQUENCES for name in _JOINING) - {MISSING}
+
+
+def _is_sequences_own(cls: type, row: Operator, name: str) -> bool:
+    """Whether a method is what a sequence has, of a class without one in Python: it is asked when no number answers."""
+    if classes.lookup(cls, name) not in _OF_SEQUENCES:
+        return False
+    return not any(isinstance(classes.lookup(cls, one), types.FunctionType) for one in (row.name, row.reflected))
+
+
+def _one_side(
+    world: World, row: Operator, name: str, method: types.FunctionType | None, receiver: Any, other: Any
+) -> Any:
     if method is not None:
         return world.tracer.call(method, (receiver, other))
     if isinstance(receiver, torch.Tensor):
@@ -217,9 +241,14 @@ def _one_side(world: World, name: str, method: types.FunctionType | None, receiv
             return NotImplemented
         receiver = concrete(receiver)
     slot = classes.lookup(world.type_of(receiver), name)
-    if slot is MISSING or slot is None:
+    if slot is MISSING:
         return NotImplemented
     refuse_opaque(world, receiver, name)
+    if _is_sequences_own(world.type_of(receiver), row, name):
+        kind = world.type_of(other)
+        if name.endswith("mul__") and classes.lookup(kind, "__index__") is MISSING:
+            raise UserException(TypeError(f"can't multiply sequence by non-int of type '{classes.said_name(kind)}'"))
+        return world.tracer.call(slot, (receiver, other))
     if slot is not vars(object).get(name):
         other = concrete(other)
     return native(slot, for_native(world, receiver), for_native(world, other))

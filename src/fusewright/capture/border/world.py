@@ -101,12 +101,11 @@ class World:
         self._alive: list[object] = []
         self._loaders, self._getters = ByType({}, BASE_LOADERS), ByType(GETATTRS, BASE_GETATTRS)
         self._setters, self._deleters = ByType({}, BASE_SETATTRS), ByType({}, BASE_DELATTRS)
-        self._inside_classes: set[int] = set()
         self.made: dict[int, object] = {}  # of MADE_AFRESH, by this capture
         # guarded look-ups in classes, as long as the program stores to none
         self.looked_up: dict[tuple[type, str], Any] = {}
         self.dict_kinds: dict[type, tuple[bool, bool]] = {}  # see values/object.py
-        self._inside_functions: dict[int, types.FunctionType] = {}
+        self._inside: dict[int, object] = {}  # classes and functions that it has made, and what such classes hold
         self._constants: dict[int, Constant] = {}
         self._constant_names: set[str] = set(tracer.function.__code__.co_varnames)
         self._dicts: list[OutsideDict] = []
@@ -132,6 +131,8 @@ class World:
                 self._guard_same(known, source)
             self.touched.append(known.value)
             return self.use(known.value) if self.unread else known.value
+        if id(real) in self._inside:
+            return real
         loader = LOADERS.get(type(real))
         if loader is None:
             if self._is_inside_already(real):
@@ -181,9 +182,8 @@ class World:
         """A materialised dict takes over from its lazy stand-in, which interpreted code may still hold."""
         lazy = self._by_real[id(real)]
         self._alive.append(lazy.value)
-        record = Outside(real, lazy.source, value)  # a proxy's reads from the dict behind it, and stands for the proxy
-        self._by_real[id(real)] = record
-        self._by_value[id(value)] = record
+        # A proxy's reads from the dict behind it, and stands for the proxy.
+        self._by_real[id(real)] = self._by_value[id(value)] = Outside(real, lazy.source, value)
 
     def dict_stand_in(self, real: Any, source: Source) -> Any:
         """The stand-in of an instance dictionary or of globals: as `load`, without a guard on its type."""
@@ -242,20 +242,19 @@ class World:
 
     def is_inside_class(self, cls: type) -> bool:
         """Whether the class was made by a class statement or `type(...)` during this capture."""
-        return id(cls) in self._inside_classes
+        return id(cls) in self._inside
 
     def note_inside_class(self, cls: type) -> None:
-        """Called for each class that is made during this capture."""
-        self._alive.append(cls)
-        self._inside_classes.add(id(cls))
+        """Called for each class that is made during this capture, and again when it has got something else to hold."""
+        self._inside.update({id(one): one for one in (cls, *classes.held_inside(self, cls))})
 
     def note_inside_function(self, function: types.FunctionType) -> None:
         """Called for each function that is made during this capture."""
-        self._inside_functions[id(function)] = function
+        self._inside[id(function)] = function
 
     def load_function(self, function: types.FunctionType) -> bool:
         """Called for each function that is interpreted: False when it was made inside, else its code is guarded."""
-        if id(function) in self._inside_functions:
+        if id(function) in self._inside:
             return False
         if self.outside(function) is None:
             self.load(function, self.constant(function, function.__name__))
@@ -306,8 +305,8 @@ class World:
 
     def guard_type_attribute(self, cls: type, name: str, found: object) -> None:
         """Guards what the MRO of `cls` holds under `name` (a class of this capture cannot be met again)."""
-        if id(cls) in self._inside_classes:
-            cls = next(base for base in cls.__mro__ if id(base) not in self._inside_classes)
+        if id(cls) in self._inside:
+            cls = next(base for base in cls.__mro__ if id(base) not in self._inside)
             found = classes.lookup(cls, name)
         key = ("TYPE_ATTRIBUTE", cls, name)
         if key not in self._guards:
@@ -411,7 +410,7 @@ class World:
         """A default, by its place in `__defaults__` or its name in `__kwdefaults__`; None guards that there is none."""
         values: Any = func.__defaults__ if isinstance(which, int) else functions.keyword_defaults(self, func)
         value = None if which is None else values[which]
-        if id(func) in self._inside_functions:
+        if id(func) in self._inside:
             return value
         record = self.outside(func)
         where: Source = self.constant(func, func.__name__) if record is None else record.source

@@ -96,6 +96,7 @@ def iterated(iterator: Any) -> tuple[Any, ...]:
 class Code(Protocol):
     """The code under construction (finish.py)."""
 
+    building: set[int]
     counts: dict[int, int]
     lines: list[str]
     names: dict[int, str]
@@ -153,12 +154,10 @@ def parts(value: Any) -> Any:
         except ValueError:
             return
     elif kind is types.FunctionType:
-        yield from value.__closure__ or ()
-        yield from value.__defaults__ or ()
-        yield from (value.__kwdefaults__ or {}).values()
-        annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on
-        yield from (value.__doc__, annotate, *(value.__annotations__ if annotate is None else {}).values())
+        yield from (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__doc__)
         yield from value.__dict__.values()
+        annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on
+        yield value.__annotations__ if annotate is None else annotate
     elif kind is types.MethodType:
         yield from (value.__func__, value.__self__)
     elif kind in BOUND:
@@ -194,7 +193,7 @@ def parts(value: Any) -> Any:
     elif isinstance(value, ITERATORS):
         yield from _state_parts(reduced(value))
     elif isinstance(value, BaseException):
-        yield from (*args_of(value), cause_of(value), context_of(value))
+        yield from (args_of(value), cause_of(value), context_of(value))
         yield from (held(field, value) for field in exception_fields(kind))
     elif kind is InterpretedGenerator and is_waiting(value):
         yield from (value.frame.function, *value.frame.locals[: argument_count(value.frame.function.__code__)])

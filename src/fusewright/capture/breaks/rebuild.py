@@ -317,17 +317,15 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
         if id(cell) not in code.names and not code.world.is_outside_cell(cell):
             code.start(cell, f"{code.bind('CellType', types.CellType)}()")
             empty.append(cell)
-    cells = [code.cell(cell) for cell in value.__closure__ or ()]
-    closure = f"({', '.join(cells)},)" if cells else "None"
-    defaults = "None" if value.__defaults__ is None else _build_tuple(code, value.__defaults__)
+    closure, defaults = code.expression(value.__closure__), code.expression(value.__defaults__)
     maker = code.bind("FunctionType", types.FunctionType)
     body = code.bind(f"code_{value.__name__}", value.__code__)
     made = f"{maker}({body}, {namespace}, {value.__name__!r}, {defaults}, {closure})"
     name = code.start(value, made)
     for cell in empty:
         _fill_cell(code, cell)
-    if value.__kwdefaults__:
-        code.lines.append(f"{name}.__kwdefaults__ = {content_text(code, value.__kwdefaults__)}")
+    if value.__kwdefaults__ is not None:
+        code.lines.append(f"{name}.__kwdefaults__ = {code.expression(value.__kwdefaults__)}")
     if value.__qualname__ != value.__code__.co_qualname:
         code.lines.append(f"{name}.__qualname__ = {value.__qualname__!r}")
     if value.__doc__ != (
@@ -341,8 +339,8 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
     annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on annotations are computed when asked for
     if annotate is not None:
         code.lines.append(f"{name}.__annotate__ = {code.expression(annotate)}")
-    elif value.__annotations__:
-        code.lines.append(f"{name}.__annotations__ = {content_text(code, value.__annotations__)}")
+    elif value.__annotations__ or code.counts.get(id(value.__annotations__), 0) > 1:
+        code.lines.append(f"{name}.__annotations__ = {code.expression(value.__annotations__)}")
     if value.__dict__:
         code.lines.append(f"{name}.__dict__.update({content_text(code, value.__dict__)})")
     return name
@@ -403,9 +401,11 @@ def _build_partial(code: Code, value: functools.partial) -> str:
 
 def _build_exception(code: Code, value: BaseException) -> str:
     kind = type(value)
-    arguments = "".join(f"{code.expression(argument)}, " for argument in args_of(value))
-    name = code.start(value, f"{code.expression(kind)}.__new__({code.expression(kind)}, {arguments})")
-    code.lines.append(f"{code.bind('set_args', set_args)}({name}, ({arguments}))")
+    given = args_of(value)
+    is_begun = id(given) in code.building  # it holds what has led here
+    arguments = code.temporary(_build_tuple(code, given) if is_begun else code.expression(given))
+    name = code.start(value, f"{code.expression(kind)}.__new__({code.expression(kind)}, *{arguments})")
+    code.lines.append(f"{code.bind('set_args', set_args)}({name}, {arguments})")
     cause, context = cause_of(value), context_of(value)
     for hint, setter, linked in (("set_cause", set_cause, cause), ("set_context", set_context, context)):
         if linked is not None:

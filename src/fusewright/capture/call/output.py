@@ -55,8 +55,10 @@ def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     simple = (
         type(message) is str and isinstance(category, type) and given.keys() <= {"message", "category", "stacklevel"}
     )
-    if recorded and (frame is None or not simple):
-        raise GraphBreak("untraceable-call", "a warning that the function records, of a line that it is called from")
+    error = not recorded and _may_be_error(tracer, type(message) if isinstance(message, Warning) else category)
+    if (recorded or error) and (frame is None or not simple):
+        what = "that the function records" if recorded else "that may be an error"
+        raise GraphBreak("untraceable-call", f"a warning {what}, of a line that it is called from")
     if frame is None or not simple or type(level) is not int:
         defer_output(tracer, warnings.warn, args, kwargs)
         return
@@ -65,7 +67,23 @@ def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     if recorded:
         _recorded(tracer, message, category, place, module)
         return
+    if error and _action(warnings.filters, message, category, place, module) == "error":
+        raise UserException(category(message))
     defer_output(tracer, warn_at, (message, category, place.file, place.line, module), {})
+
+
+def _may_be_error(tracer: Tracer, category: type[Warning]) -> bool:
+    """Whether a filter may make an error of such a warning, which is raised where it is given then."""
+    found = _filters_for_errors()
+    tracer.world.guard_answer(_filters_for_errors, (), found)
+    may_be = any(one[0] == "error" and issubclass(category, one[2]) for one in found)
+    if may_be and any(call.function in _WARNING_CALLS for call in tracer.world.effects.calls):
+        raise GraphBreak("untraceable-call", "a warning that may be an error, after filters were set")
+    return may_be
+
+
+def _filters_for_errors() -> tuple[Any, ...]:
+    return tuple(warnings.filters) if any(one[0] == "error" for one in warnings.filters) else ()
 
 
 def _refuse_if_read(tracer: Tracer) -> None:
@@ -130,11 +148,7 @@ def _recorded(tracer: Tracer, message: Any, category: Any, place: Any, module: s
     recordings: list[_Recording] = tracer.world.recordings
     if type(message) is not str or not issubclass(category, Warning):
         raise GraphBreak("untraceable-call", "a warning that the function records, and that is no text")
-    action = next((
-        action for action, text, kind, origin, line in recordings[-1].filters
-        if (text is None or text.match(message)) and issubclass(category, kind)
-        and (origin is None or origin.match(module)) and line in (0, place.line)
-    ), "default")  # fmt: skip
+    action = _action(recordings[-1].filters, message, category, place, module)
     if action == "error":
         raise UserException(category(message))
     if action not in ("always", "all", "ignore"):
@@ -142,6 +156,15 @@ def _recorded(tracer: Tracer, message: Any, category: Any, place: Any, module: s
     if action != "ignore":
         log: Any = next(one.log for one in reversed(recordings) if one.log is not None)
         log.append(warnings.WarningMessage(category(message), category, place.file, place.line))
+
+
+def _action(filters: Any, message: Any, category: type[Warning], place: Any, module: str) -> str:
+    """What the filters say of a warning."""
+    return next((
+        action for action, text, kind, origin, line in filters
+        if (text is None or text.match(message)) and issubclass(category, kind)
+        and (origin is None or origin.match(module)) and line in (0, place.line)
+    ), "default")  # fmt: skip
 
 
 def _later(function: Any) -> Any:
@@ -166,6 +189,9 @@ def _later(function: Any) -> Any:
         elif world.recordings:
             filters = world.recordings[-1].filters
             return filters.clear() if name == "resetwarnings" else _set_filter(filters, name, args, kwargs)
+        first = world.getattr(args[0], "_filter") if name == "__enter__" else None
+        if "error" in (*args, *kwargs.values(), *(first or ())):
+            raise GraphBreak("untraceable-call", "a filter that makes errors of warnings")
         world.effects.defer(function, args, kwargs)
         return None
 

@@ -33,6 +33,39 @@ def class_made_inside():
 
 
 @program
+def what_a_class_made_inside_holds_is_what_it_was_given():
+    outer = [1]
+
+    def f(x, n):
+        y, shared = x + n, [n]
+
+        class K:
+            q = shared
+            size = n
+            tensor = y
+            existing = outer
+            entries = {"a": shared}
+
+            def m(self, given=[n]):
+                return self.size, given
+
+        class L(K):
+            again = K.size * 2
+
+        made = type("M", (L,), {"own": shared})
+        K.q.append(1)
+        made.q.append(n)
+        K.existing.append(n)
+        K.entries["b"] = n
+        L.late = shared
+        same = [one is shared for one in (K.q, L().q, made.own, made().own, K.entries["a"], L.late, vars(K)["q"])]
+        said = (L().m(), made.again, K.size, made().size, L.tensor is y, K.existing is outer)
+        return y, shared, K.q, K.entries, same, said, K.m, K.m(L())
+
+    return f, [(x(), 1), (x(), 2), (x(), 3), (x(), 4)], lambda: outer
+
+
+@program
 def inheritance_and_super():
     class Base:
         def __init__(self, v):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 from types import MappingProxyType
 
 import torch
@@ -456,6 +457,41 @@ def star_unpacking():
 
 
 @program
+def the_rest_of_an_iterator_is_asked_for_anew():
+    log = []
+
+    class Again:
+        def __init__(self, n):
+            self.n = self.left = n
+
+        def __iter__(self):
+            log.append("iter")
+            self.left = self.n
+            return self
+
+        def __next__(self):
+            log.append(self.left)
+            if self.left == 0:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+        def __length_hint__(self):
+            log.append("hint")
+            return self.left
+
+    def f(x, n):
+        first, *rest = Again(n)
+        *most, last = Again(n)
+        try:
+            one, two, three, *none = Again(2)
+        except ValueError as error:
+            return x + first, rest, most, last, str(error)
+
+    return f, [(x(), 2), (x(), 3)], lambda: log
+
+
+@program
 def unpack_errors():
     def f(x, seq):
         try:
@@ -740,9 +776,33 @@ def what_two_places_share_stays_one():
         made.tag = shared
         return made
 
+    def in_arguments(shared):
+        made = ExceptionGroup("several", [ValueError(shared), KeyError()])
+        return made, made.args, made.exceptions, made.exceptions[0].args
+
+    def in_given_arguments(shared):
+        made, given = ValueError(), (1, shared)
+        made.args = given
+        return given, made
+
+    def in_partials(shared):
+        made = functools.partial(max, shared, key=shared)
+        return made.args, made.keywords, made
+
+    def in_defaults(shared):
+        def made(one=shared, *, other=shared) -> list:
+            return one, shared
+
+        def another():
+            return one
+
+        another.__defaults__, another.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
+        return made.__closure__, made.__annotations__, made, another, made.__kwdefaults__, made.__defaults__
+
     def f(x):
         found = []
-        for make in (in_slots, in_one_slot, in_attributes, in_errors, in_contexts, in_annotations, in_tensors):
+        makers = (in_slots, in_one_slot, in_attributes, in_errors, in_contexts, in_annotations, in_tensors)
+        for make in (*makers, in_arguments, in_given_arguments, in_partials, in_defaults):
             for first in (False, True):
                 shared = [x.shape[0]]
                 made = make(shared)

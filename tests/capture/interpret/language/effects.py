@@ -47,6 +47,11 @@ def what_is_said_of_missing_attributes():  # from CPython 3.13 on it depends on 
                 del one.nothing
             except AttributeError as error:
                 said.append((str(error), error.name, error.obj is None, error.obj is one))
+        for name in ("args", "add_note"):  # which exceptions have
+            try:
+                delattr(used, name)
+            except AttributeError as error:
+                said.append((str(error), error.name, error.obj is None, error.obj is used))
         for one in (*plain, Slots(), object(), made[6]):
             try:
                 one.nothing = 1

@@ -271,6 +271,17 @@ def int_argument_changes_every_call():
 
 
 @program
+def integers_beyond_64_bits_that_follow_from_an_argument():
+    def f(x, n):
+        big, cube, wide = 10**30 + n, n * n * n, n * 2**40
+        many = x.shape[0] * 10**25
+        parts = (big // 7, big % 7, -big, divmod(-big, 10**29), big > n, big - 10**30, many // 10**24, x.shape[0] < big)
+        return x * 2, big, cube, wide, [float(one) for one in (big, cube, wide, many)], parts, cube / 3, n**5, many
+
+    return f, [(x(), n) for n in (2, 3, 4, 5, 2**31 - 5, 7)] + [(torch.ones(n), 6) for n in (3, 4, 5)]
+
+
+@program
 def overflow_and_precision():
     def f(x, n):
         try:

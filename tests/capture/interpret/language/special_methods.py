@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 
 import torch
 
@@ -156,6 +157,108 @@ def subclass_reflected_priority():
         return x + 1, A() + B(), A() + A(), B() + A(), A() == A(), A() != A()
 
     return f, [(x(),), (x(),)]
+
+
+@program
+def a_reflected_method_is_not_asked_of_the_same_class_and_first_only_where_it_is_another():
+    log = []
+
+    class A:
+        def __add__(self, o):
+            log.append("add")
+            return NotImplemented
+
+        def __sub__(self, o):
+            log.append("sub")
+            return "sub"
+
+        __lt__ = __pow__ = __divmod__ = __add__
+
+        def __radd__(self, o):
+            log.append("radd")
+            return "radd"
+
+        __rsub__ = __gt__ = __rpow__ = __rdivmod__ = __radd__
+
+    class B(A):
+        pass
+
+    def f(x):
+        said = []
+        for one, other in ((A(), A()), (A(), B()), (B(), A()), (B(), B())):
+            for ask in (operator.add, operator.sub, operator.lt, pow, divmod):
+                try:
+                    said.append(ask(one, other))
+                except TypeError as error:
+                    said.append(str(error))
+        return x + 1, said
+
+    return f, [(x(),), (x(),)], lambda: log
+
+
+@program
+def what_builtin_containers_are_joined_with_is_asked_first():
+    log = []
+
+    class Refuses:
+        def __radd__(self, o):
+            log.append("refuses")
+            return NotImplemented
+
+        __rmul__ = __ror__ = __radd__
+
+        def __iter__(self):
+            return iter((7, 8))
+
+    class Counts(Refuses):
+        def __index__(self):
+            return 2
+
+    class Answers:
+        def __radd__(self, o):
+            log.append("answers")
+            return "answered", o
+
+        __rmul__ = __ror__ = __radd__
+
+    class Text(str):
+        def __radd__(self, o):
+            return "text", o
+
+    class Numbers(set):
+        def __or__(self, o):
+            log.append("or")
+            return "or"
+
+    class Nothing:
+        __radd__ = __mul__ = __lt__ = None
+
+    def join(one, other):
+        one += other
+        return one
+
+    def repeat(one, other):
+        one *= other
+        return one
+
+    def unite(one, other):
+        one |= other
+        return one
+
+    def f(x):
+        said = []
+        asked = (operator.add, operator.mul, join, repeat, operator.or_, unite, operator.lt)
+        for make in (lambda: [1], lambda: (1,), lambda: "a", lambda: b"a", lambda: {1}, lambda: {1: 2}, Nothing, Text):
+            for other in (Refuses(), Counts(), Answers(), Text("b"), Numbers({3}), Nothing(), 2):
+                for ask in asked:
+                    for operands in ((make(), other), (other, make())):
+                        try:
+                            said.append(ask(*operands))
+                        except TypeError as error:
+                            said.append((type(error), str(error) if ask not in (repeat, join) else ""))
+        return x + 1, said
+
+    return f, [(x(),), (x(),)], lambda: log
 
 
 @program

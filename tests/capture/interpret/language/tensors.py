@@ -280,6 +280,24 @@ def copy_of_tensors():
 
 
 @program
+def numbers_of_classes_of_their_own_are_operands():
+    class Whole(int):
+        def __repr__(self):
+            return "<whole>"
+
+        def __pos__(self):
+            return 100
+
+    class Part(float):
+        __repr__ = __str__ = lambda self: "<part>"
+
+    def f(x):
+        return x * Whole(3), Part(2.5) + x, x.sum(Whole(1)), torch.full((Whole(2),), Part(-0.0)), x.clamp(max=Part(1.5))
+
+    return f, [(x(),), (x(),)]
+
+
+@program
 def scalar_promotion():
     def f(x, i):
         return (

@@ -310,6 +310,44 @@ def warnings_are_issued():
     return f, [(x(), 1), (x(), 2)]
 
 
+@program("untraceable-call")
+def warnings_that_are_errors_are_raised_where_they_are_given():
+    import warnings
+
+    log = []
+
+    def f(x, inside):
+        for category in (UserWarning, DeprecationWarning):
+            try:
+                warnings.warn("outside", category)
+            except category as error:
+                log.append(str(error))
+        if inside:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="in")
+                try:
+                    warnings.warn("inside")
+                except UserWarning as error:
+                    log.append(str(error))
+                warnings.warn("other")
+            with warnings.catch_warnings(action="error"):
+                try:
+                    warnings.warn("action")
+                except UserWarning as error:
+                    log.append(str(error))
+            warnings.warn("behind")
+        return x + len(log)
+
+    def calls():
+        yield x(), False
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)
+            yield x(), False
+        yield x(), True
+
+    return f, calls(), lambda: log
+
+
 @program
 def text_wrap_and_helpers():
     def f(x, s):

@@ -15,6 +15,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
+from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Computed, InstanceDict, Item, Source
 
@@ -94,6 +95,12 @@ def contents_owner(cls: type, base: type) -> type | None:
 def dict_source(cls: type, source: Source) -> InstanceDict:
     """Where the instance dictionary of an object of this class lies."""
     return InstanceDict(source, is_hooked(cls))
+
+
+def check_plain(namespace: object, source: Source) -> None:
+    """Python looks into an instance dictionary of a subclass of dict without asking it: that is a graph break."""
+    if type(namespace) is not dict:
+        raise GraphBreak("opaque-object", f"{source.text()}, a {type(namespace).__qualname__}")
 
 
 def field_source(cls: type, source: Source, field: Any, name: str) -> Source:
@@ -208,10 +215,17 @@ def bind_classmethod(world: World, found: classmethod, cls: type) -> object:
     return native(found.__get__, None, cls)
 
 
+def held_inside(world: World, cls: type) -> list[object]:
+    """What a class that this capture has made holds, other than constants, and what existed before."""
+    held = [one for one in vars(cls).values() if not (isinstance(one, type) or is_constant(one))]
+    return [one for one in held if world.outside(one) is None]
+
+
 def setattr_class(world: World, cls: type, name: str, value: object) -> None:
     """`cls.name = value`: held back; only plain metaclasses, because others run code at a store."""
     if world.is_inside_class(cls):
         native(type.__setattr__, cls, name, value)
+        world.note_inside_class(cls)
         return
     if cls.__flags__ & _IMMUTABLE or lookup(type(cls), "__setattr__") is not type.__dict__["__setattr__"]:
         raise GraphBreak("class-mutation", f"a store to {cls.__qualname__}.{name}")

@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.effects import DELETED, Shadow, contents
 from fusewright.capture.border.native import Trampoline, native
-from fusewright.capture.border.values.cls import contents_owner, guarded_lookup
+from fusewright.capture.border.values.cls import check_plain, contents_owner, guarded_lookup
 from fusewright.capture.border.values.constant import is_constant, is_native_function
 from fusewright.capture.border.values.list import check_no_slots, load_attributes
 from fusewright.capture.guards import MISSING
@@ -249,10 +249,8 @@ def load_key(world: World, key: object, source: Source, index: int, owner: type 
 
 
 def attributes_of(world: World, real: dict, source: Source) -> Any:
-    """The stand-in of an instance dictionary. Python looks into one of a subclass without asking it: that is a graph
-    break."""
-    if type(real) is not dict:
-        raise GraphBreak("opaque-object", f"{source.text()}, a {type(real).__qualname__}")
+    """The stand-in of an instance dictionary."""
+    check_plain(real, source)
     return world.dict_stand_in(real, source)
 
 

@@ -186,7 +186,7 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
             found = getattr(function, name)
         except AttributeError as missing:
             raise UserException(missing) from None
-        if type(found) is dict:
+        if name == "__dict__":
             world.owners[id(found)] = function, name
         return found
     if name == "__globals__":

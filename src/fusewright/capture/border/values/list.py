@@ -33,8 +33,7 @@ def load_attributes(world: World, real: object, source: Source, shadow: object) 
         return None
     attributes = object.__getattribute__(real, "__dict__")
     where = classes.dict_source(type(real), source)
-    if type(attributes) is not dict:
-        raise GraphBreak("opaque-object", f"{where.text()}, a {type(attributes).__qualname__}")
+    classes.check_plain(attributes, where)
     world.guard("TYPE", where, dict)
     world.guard("KEYS", where, tuple(attributes))
     loaded = {name: world.load(value, Item(where, name)) for name, value in attributes.items()}

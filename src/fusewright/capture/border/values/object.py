@@ -21,7 +21,7 @@ import torch
 import torch.distributed
 
 from fusewright._native import isinstance
-from fusewright.base.exception_fields import context_of, has_no_dict
+from fusewright.base.exception_fields import args_of, context_of, has_no_dict
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
@@ -293,7 +293,9 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
     record = world.outside(obj)
     if record is None:
         value = native(found.__get__, obj, kind)
-        if kind is functools.partial and type(value) is dict:
+        of_group = name == "exceptions" and issubclass(kind, BaseExceptionGroup)
+        of_group = of_group and not any(value is one for one in args_of(obj))  # type: ignore[arg-type]
+        if of_group or (kind is functools.partial and type(value) in (dict, tuple)):  # which are made with the object
             world.owners[id(value)] = obj, name
         return value
     stored = world.effects.read_slot(obj, name)
@@ -443,7 +445,7 @@ _INLINE_VALUES = 1 << 2  # CPython's Py_TPFLAGS_INLINE_VALUES, from 3.13 on: ins
 
 def probe(kind: type) -> object:
     """An object with a dictionary that CPython keeps, and so asks, as it does for instances of `kind`."""
-    return _Inline() if kind.__flags__ & _INLINE_VALUES else Exception()
+    return _Inline() if kind.__flags__ & _INLINE_VALUES else types.SimpleNamespace()
 
 
 def _as_its_class_is(kind: type, name: str, found: object) -> bool:

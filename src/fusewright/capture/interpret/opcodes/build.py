@@ -211,7 +211,7 @@ def unpack_sequence(frame: Frame, count: int) -> None:
             raise user_error(ValueError, too_many_values(count, type(value), lambda: len(value)))
         values = value
     else:
-        values = _take(frame, value, count)
+        values, _ = _take(frame, value, count + 1)  # one more than wanted is all that CPython asks for
         if len(values) > count:
             raise user_error(ValueError, too_many_values(count, frame.world.type_of(value), lambda: len(value)))
     if len(values) < count:
@@ -219,33 +219,34 @@ def unpack_sequence(frame: Frame, count: int) -> None:
     frame.stack.extend(reversed(values))
 
 
-def _take(frame: Frame, iterable: object, count: int) -> list[Any]:
-    """Up to `count + 1` elements: one more than wanted tells that there are too many, and is all that CPython asks
-    for."""
+def _take(frame: Frame, iterable: object, count: int) -> tuple[list[Any], object]:
+    """Up to `count` elements, and the iterator that has given them."""
     world = frame.world
     try:
         iterator = world.iterate(iterable)
     except UserException as signal:
         raise _cannot_unpack(world.type_of(iterable), signal) from None
     values: list[Any] = []
-    while len(values) <= count:
+    while len(values) < count:
         try:
             values.append(world.next(iterator))
         except UserException as signal:
             if isinstance(signal.exception, StopIteration):
                 break
             raise
-    return values
+    return values, iterator
 
 
 @opcode("UNPACK_EX")
 def unpack_ex(frame: Frame, counts: int) -> None:
     before, after = counts & 255, counts >> 8
     value = frame.stack.pop()
-    try:
-        values = elements(frame, value)
-    except UserException as signal:
-        raise _cannot_unpack(frame.world.type_of(value), signal) from None
+    if type(value) in EXACT_SEQUENCES:
+        values = list(value)
+    else:
+        values, iterator = _take(frame, value, before)
+        if len(values) == before:
+            values += elements(frame, iterator, listed=True)  # which asks the iterator for one
     if len(values) < before + after:
         raise user_error(
             ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(values)})"
