@@ -338,9 +338,11 @@ OF_ONE = {
     "a line of a batch": lambda: torch.rand(4, 1, 5, 6)[:1],
     "its last dimension is one": lambda: torch.rand(2, 1, 3).transpose(1, 2),
     "gaps": lambda: torch.rand(1, 3, 2).transpose(0, 1)[:, :, :1],
+    "gaps in turned images": lambda: torch.rand(2, 3, 3, 4).permute(2, 3, 1, 0)[:1, :3, :1],
     "no elements": lambda: torch.rand(1, 0).t(),
 }
 BY_ELEMENTS = {
+    "of integers": lambda x: x.long().exp(), "of bools": lambda x: torch.sigmoid(x > 0.5), "cast first": lambda x: aten.exp.default(x.int()),
     "clamp": lambda x: x.clamp(-1, 1), "hardtanh": torch.nn.functional.hardtanh, "relu6": torch.nn.functional.relu6, "exp": torch.exp,
     "a number added": lambda x: x + 0, "a number divided": lambda x: 3 / x, "itself added": lambda x: x + x, "compared": lambda x: x > 0,
     "pow": lambda x: x**2, "where": lambda x: torch.where(x > 0, x, 0.0), "float64": lambda x: x.double(), "tril": torch.tril, "clone": torch.clone,
