@@ -62,6 +62,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     ),
     "places of another dtype": (lambda x: x.index_put((x - 1,), torch.tensor(2.5)), INT),
     "an assignment of another dtype": (lambda x: x.clone().__setitem__(x - 1, torch.tensor(2.5)), INT),
+    "a gradient of halves of another dtype": (
+        lambda x: torch.ops.aten.glu_backward(x.bfloat16(), torch.cat([x.float(), x.float()]), 0), INT
+    ),
+    "a gradient of windows of another dtype": (
+        lambda x: torch.ops.aten.avg_pool2d_backward(
+            x.double()[:, None, None], x.float()[:, None, None], [1, 1], [1, 1], [0, 0], False, True, None
+        ), INT
+    ),
     "a loss with weights of another dtype": (
         lambda x: torch.nn.functional.nll_loss(torch.rand(3, 4), x, torch.rand(4).double()), INT
     ),

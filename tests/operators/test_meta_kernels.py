@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -247,6 +248,48 @@ def test_one_operand_laid_out_otherwise(name: str) -> None:
     assert seen.seen
 
 
+OF_TWO_DTYPES: dict[str, Callable[[], Any]] = {
+    "addr": lambda: torch.addr(torch.tensor(1.0).double(), torch.rand(3), torch.rand(4)),
+    "normal": lambda: (torch.normal(torch.rand(3), torch.rand(3).double()), torch.normal(torch.rand(4, 3).double(), torch.rand(3))),
+    "rrelu_with_noise_backward": lambda: [
+        aten.rrelu_with_noise_backward.default(a, b, c, 0.1, upper, training, False)
+        for a, b, c in itertools.product((torch.rand(4, 3), torch.rand(3, 4).double().t()), repeat=3)
+        for upper, training in ((0.1, True), (0.3, True), (0.3, False))
+    ],
+    "embedding_bag": lambda: [
+        torch.embedding_bag(torch.rand(5, 4), torch.tensor([1, 2]).to(one), torch.tensor([0]).to(other), False, mode)
+        for one, other in itertools.permutations((torch.int64, torch.int32)) for mode in range(3)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_TWO_DTYPES)
+def test_results_over_two_dtypes(name: str) -> None:
+    seen = Watch()
+    with seen:
+        OF_TWO_DTYPES[name]()
+    assert not seen.wrong
+    assert seen.seen
+
+
+def test_gradients_of_batch_norm_laid_out_otherwise() -> None:
+    """Also where single channels or positions leave the memory format open."""
+    seen = Watch()
+    for shape in ((4, 3), (4, 3, 5), (4, 3, 2, 5), (4, 1, 3, 4), (1, 4, 3, 1), (2, 3, 1, 1), (2, 3, 2, 1, 3)):
+        plain = torch.rand(shape)
+        last, first = plain.movedim(1, -1).contiguous().movedim(-1, 1), plain.movedim(0, -1).contiguous().movedim(-1, 0)
+        gaps, expanded = plain.repeat_interleave(2, -1)[..., ::2], plain[:1].expand(shape)
+        for gradient, x in itertools.product((plain, last, first, gaps, expanded, expanded.contiguous()), repeat=2):
+            mean = torch.rand(shape[1])
+            for training in (True, False):
+                with seen:
+                    aten.native_batch_norm_backward.default(
+                        gradient, x, mean, mean, mean, mean, mean, training, 1e-5, [True] * 3
+                    )
+    assert not seen.wrong
+    assert seen.seen
+
+
 @pytest.mark.parametrize("op", [torch.logaddexp, torch.heaviside, torch.copysign, torch.xlogy, torch.isin], ids=lambda op: op.__name__)
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_corrections_hold_over_symbolic_sizes(op: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
@@ -295,9 +338,11 @@ OF_ONE = {
     "a line of a batch": lambda: torch.rand(4, 1, 5, 6)[:1],
     "its last dimension is one": lambda: torch.rand(2, 1, 3).transpose(1, 2),
     "gaps": lambda: torch.rand(1, 3, 2).transpose(0, 1)[:, :, :1],
+    "gaps in turned images": lambda: torch.rand(2, 3, 3, 4).permute(2, 3, 1, 0)[:1, :3, :1],
     "no elements": lambda: torch.rand(1, 0).t(),
 }
 BY_ELEMENTS = {
+    "of integers": lambda x: x.long().exp(), "of bools": lambda x: torch.sigmoid(x > 0.5), "cast first": lambda x: aten.exp.default(x.int()),
     "clamp": lambda x: x.clamp(-1, 1), "hardtanh": torch.nn.functional.hardtanh, "relu6": torch.nn.functional.relu6, "exp": torch.exp,
     "a number added": lambda x: x + 0, "a number divided": lambda x: 3 / x, "itself added": lambda x: x + x, "compared": lambda x: x > 0,
     "pow": lambda x: x**2, "where": lambda x: torch.where(x > 0, x, 0.0), "float64": lambda x: x.double(), "tril": torch.tril, "clone": torch.clone,
@@ -326,3 +371,23 @@ def test_layouts_of_operands_whose_sizes_turn_out_to_be_equal() -> None:
         (torch.rand(1, 1, 1, 1).bfloat16().expand(2, 1, 33, 8), torch.ones(8, 33, dtype=torch.int64).t()),
     ):
         torch.testing.assert_close(compiled(x, y), x + y, check_stride=True)
+
+
+@pytest.mark.parametrize("op", [torch.add, torch.fmax, torch.copysign])
+def test_layouts_along_dimensions_of_one_where_the_kernel_asks_for_equal_sizes(op: Callable[..., torch.Tensor]) -> None:
+    compiled = fusewright.compile(op, dynamic=True, recompile_limit=99)
+    for steps in itertools.product(((1, 1), (1, 3), (2, 2), (1, 0)), repeat=2):
+        x, y = (torch.rand(9).as_strided((3, 1), step) for step in steps)
+        torch.testing.assert_close(compiled(x, y), op(x, y), check_stride=True)
+
+
+def test_a_loss_over_images_that_eager_refuses() -> None:
+    """Its backward writes into what is like the input, and asks for that to be contiguous: ours is that of a copy."""
+    target, images = torch.randint(0, 3, (2, 5, 4)), torch.rand(2, 3, 4, 5).mT
+    with pytest.raises(RuntimeError, match="contiguous"):
+        torch.nn.functional.nll_loss(images.requires_grad_(), target).backward()
+    found = []
+    for call in (fusewright.compile(torch.nn.functional.nll_loss), torch.nn.functional.nll_loss):
+        leaf = (images.detach() if not found else images.detach().contiguous()).requires_grad_()
+        found.append(torch.autograd.grad(call(leaf, target), leaf)[0])
+    torch.testing.assert_close(found[0], found[1])

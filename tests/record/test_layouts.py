@@ -436,3 +436,16 @@ def test_group_norms_of_images_whose_channels_lie_side_by_side(shape: tuple[int,
         gradients = torch.autograd.grad(weighted.sum(), [x, weight] if parameters else [x])
         ends.append((result.detach(), *gradients))
     torch.testing.assert_close(*ends, check_stride=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["product", "softmax", "clone", "mm"])
+def test_of_no_elements_of_varying_sizes(name: str, dynamic: bool) -> None:
+    """Their strides are eager's where the sizes are fixed; over varying ones no step is taken, but all else is."""
+    function = {**OPERATORS, "mm": lambda x: x @ x.mT}[name]
+    compiled = fusewright.compile(function, dynamic=dynamic, recompile_limit=99)
+    for shape in ((2, 3), (0, 3), (3, 0), (0, 0)):
+        for x in (torch.rand(shape), torch.rand(shape[::-1]).t()):
+            found, expected = compiled(x), function(x)
+            torch.testing.assert_close(found, expected, check_stride=not dynamic or x.numel() > 0)
+            assert found.is_contiguous() == expected.is_contiguous()

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusewright.base.records import replace
 from fusewright.base.signals import memory_was_short, raised_by_handler
 from fusewright.operators.schema import functional_form
 from fusewright.sizes.expressions import Expr
@@ -45,8 +46,11 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     if not _is_asked(func):
         return ""
     asked = _asked_with_ones if func in _SIZED else _asked_with
-    if func in _WINDOWS:
-        args, kwargs = (args[0], *_WINDOWS[func]), {}
+    if func in _WINDOWS or func in _HALVED:
+        tensors = [value for value in args if isinstance(value, TensorType)]
+        if func in _HALVED:  # along their only dimension
+            tensors = [replace(t, shape=t.shape[:1], stride=t.stride[:1]) for t in tensors]
+        args, kwargs = (*tensors, *_WINDOWS.get(func, (0,))), {}
     elif func is torch.ops.aten.convolution.default and not kwargs:  # without padding, one group
         args = (*args[:4], [0], *args[5:7], [0], 1)
     given = tuple(map(asked, args)), tuple((name, asked(value)) for name, value in kwargs.items())
@@ -84,20 +88,26 @@ _PLACED = frozenset(
     for overload in ("int_Scalar", "int_Tensor")
 )
 """Their tensors of integers tell places: 0."""
-_HALVED = frozenset({torch.ops.aten.glu.default})
-"""They take a dimension in two halves."""
+_HALVED = {torch.ops.aten.glu.default: 0, torch.ops.aten.glu_backward.default: 1}
+"""They take a dimension in two halves: that of this argument."""
 _WINDOWS: dict[OpOverload, tuple[object, ...]] = {
     **{
         getattr(torch.ops.aten, name).default: ((1,) * int(name.partition("pool")[2][0]),)
         for name in """avg_pool2d avg_pool3d max_pool1d max_pool2d_with_indices max_pool3d_with_indices
             _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d""".split()
     },
+    **{
+        getattr(torch.ops.aten, f"avg_pool{rank}d_backward").default: (
+            (1,) * rank, (1,) * rank, (0,) * rank, False, True, None,
+        )
+        for rank in (2, 3)
+    },
     torch.ops.aten.kthvalue.default: (1,),
     torch.ops.aten.reflection_pad1d.default: ((0, 0),),
     torch.ops.aten.reflection_pad2d.default: ((0, 0, 0, 0),),
     torch.ops.aten.reflection_pad3d.default: ((0, 0, 0, 0, 0, 0),),
 }
-"""What they are asked with behind their tensor: windows and margins that fit into one element."""
+"""What they are asked with behind their tensors: windows and margins that fit into one element."""
 _OTHERS = frozenset(
     getattr(torch.ops.aten, name).default
     for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
@@ -155,11 +165,13 @@ def _answer(
     with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            made = _placed if func in _PLACED else _pair if func in _HALVED else _made
+            made = _placed if func in _PLACED else _made
             named = {name: made(value) for name, value in kwargs}
             if func in _SPREAD:
                 named["correction"] = 0
-            return _dtypes(func(*map(made, args), **named))
+            half = _HALVED.get(func)
+            given = (_pair(value) if place == half else made(value) for place, value in enumerate(args))
+            return _dtypes(func(*given, **named))
         except RecursionError:  # of this moment, not of the question
             raise
         except Exception as error:
@@ -191,7 +203,8 @@ def _made(value: object) -> object:
 
 
 def _pair(value: object) -> object:
-    return torch.ones([2] * value.rank, dtype=value.dtype, device="cpu") if isinstance(value, _Tensor) else _made(value)
+    made = _made(value)
+    return made.repeat_interleave(2) if isinstance(made, torch.Tensor) else made
 
 
 def _placed(value: object) -> object:

@@ -161,6 +161,8 @@ def infer(
     correction = correction_of(op, device)
     if correction is None:
         return said
+    if env is not None and env.has_equalities:  # the kernel may have asked which sizes are equal
+        said, args, kwargs = (simplified(value, env) for value in (said, args, kwargs))  # type: ignore[assignment]
     found, larger = decided(correction, (said, *args), kwargs, env)
     if env is not None and larger:
         env.assume(larger)

@@ -76,6 +76,19 @@ def _batch_norm(
     return (said[0], *saved, *said[3:])
 
 
+def _as_batch_norm(said: TensorType, gradient: TensorType, input: TensorType) -> TensorType:
+    """The gradient in the input's memory format. Where single channels or positions leave that open, it is contiguous
+    if the input is, unless the other gradient is laid out otherwise."""
+    last, plain = suggests_channels_last(input), is_contiguous(input)
+    if last == plain and (plain or is_channels_last(input)) and _has_format(gradient, last):
+        last = not last
+    return replace(said, stride=in_format(said.shape, last))
+
+
+def _has_format(t: TensorType, last: bool) -> bool:
+    return (is_contiguous(t) or is_channels_last(t)) and suggests_channels_last(t) == last
+
+
 def _batch_norm_without_running(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     return _batch_norm(said, input, weight, bias, None, None, True)
 
@@ -102,9 +115,10 @@ def _embedding_bag(always_sized: bool) -> Correction:
         if per_sample_weights is not None:
             fast = fast and per_sample_weights.stride[0] == 1
         bags = offsets.shape[0] - include_last_offset if always_sized or mode != 0 else offsets.shape[0]
-        sizes = replace(said[2], shape=(bags,), stride=(1,))
+        dtype = torch.promote_types(indices.dtype, offsets.dtype)
+        most = said[3] if mode == 2 else replace(said[3], shape=(bags,), stride=(1,))
         owners = replace(said[1], shape=(0,) if mode == 0 and fast else indices.shape, stride=(1,))
-        return said[0], owners, sizes, said[3] if mode == 2 else replace(said[3], shape=(bags,), stride=(1,))
+        return said[0], *(replace(t, dtype=dtype) for t in (owners, replace(said[2], shape=(bags,), stride=(1,)), most))
 
     return correction
 
@@ -174,9 +188,9 @@ def _glu(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
 
 
 def _rrelu_backward(said: Any, gradient: TensorType, self: TensorType, noise: TensorType, *rest: Any) -> TensorType:
-    """A product with the slopes that were drawn, or where there is but one, leaky_relu's."""
-    lower, upper, training, _ = rest
-    return _iterated(said, gradient, noise) if training and upper - lower > 1e-6 else _iterated(said, self, gradient)
+    """A product with the slopes that were drawn, or outside of training leaky_relu's."""
+    factors = (noise, gradient) if rest[2] else (self, gradient)
+    return _iterated(replace(said, dtype=promote(*factors)), *factors)
 
 
 def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
@@ -232,9 +246,10 @@ def _rot90(said: TensorType, self: TensorType, k: int, dims: Sequence[int]) -> T
 
 
 def _addr(said: TensorType, self: TensorType, vec1: TensorType, vec2: TensorType, *rest: Any) -> TensorType:
-    """Over a column and a row."""
+    """Over a column and a row, to which the matrix is expanded."""
     column = replace(vec1, shape=(*vec1.shape, 1), stride=(*vec1.stride, 1))
-    return _iterated(said, self, column, vec2)
+    self = self if self.ndim else replace(self, shape=(1,), stride=(0,))
+    return _iterated(replace(said, dtype=promote(self, column, vec2)), self, column, vec2)
 
 
 def _as_input_suggests(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
@@ -292,6 +307,10 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten._prelu_kernel_backward.default: lambda said, gradient, self, weight: tuple(
         _iterated(one, self, weight, gradient) for one in said
     ),
+    **dict.fromkeys(
+        (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default),
+        lambda said, gradient, input, *rest: (said[0] and _as_batch_norm(said[0], gradient, input), *said[1:]),
+    ),
     aten.native_group_norm_backward.default: lambda said, gradient, self, *rest: (
         said[0] and _as_input_suggests(said[0], self), *said[1:],
     ),
@@ -320,6 +339,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
          aten.hardtanh.default, aten.isinf.default),
         _preserved,
     ),
+    aten.normal.Tensor_Tensor: lambda said, mean, std, *rest: replace(_contiguous(said), dtype=mean.dtype),
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
     aten.pow.Tensor_Scalar: lambda said, self, exponent: _iterated(said, self),
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _loss),
@@ -345,7 +365,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     ),
     **dict.fromkeys(
         (aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
-         aten.normal.Tensor_Tensor, aten.pow.Scalar, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar,
+         aten.pow.Scalar, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar,
          aten.nonzero_static.default, aten.renorm.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default,
          aten.glu_backward.default, aten.mvlgamma.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor),
         lambda said, *args: _contiguous(said),
@@ -516,14 +536,9 @@ def _batch_norm_backward(
     """Gradients of the input, and of weight and bias."""
     if grad_out.dtype != input.dtype or not _batch_norm_is_plain(input, weight, running_mean, running_var):
         return NotImplemented
-    # single channels or positions: the gradient's layout decides
-    if is_contiguous(input) and suggests_channels_last(input):
-        return NotImplemented
     channels = fresh(input.shape[1:2], input)
-    return tuple(
-        made if wanted else None
-        for made, wanted in zip((_normalised(input), channels, channels), output_mask, strict=True)
-    )
+    made = _as_batch_norm(fresh(input.shape, input), grad_out, input), channels, channels
+    return tuple(one if wanted else None for one, wanted in zip(made, output_mask, strict=True))
 
 
 _MISSING: dict[OpOverload, Rule] = {

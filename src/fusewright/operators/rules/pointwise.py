@@ -70,7 +70,7 @@ def _dtype(kind: str, *values: object) -> torch.dtype | None:
 def unary(kind: str) -> Rule:
     def rule(self: TensorType) -> object:
         dtype = _dtype(kind, self)
-        return NotImplemented if dtype is None else iterate([self], dtype)
+        return NotImplemented if dtype is None else promoting([self], dtype, self.dtype if kind == "bool" else dtype)
 
     return rule
 
