@@ -98,6 +98,10 @@ class ModuleCaller:
             )
         return known
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a module that is compiled in place is not compiled; its class may copy the whole `__dict__`."""
+        return types.NoneType, ()
+
     def compiled_functions(self) -> list[Any]:
         """The compiled functions made so far (for `explain` and tests)."""
         beside = None if self._hooked is None else self._hooked._fusewright_forward[1]
