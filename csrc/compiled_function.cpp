@@ -269,7 +269,12 @@ PyObject *function_part(PyObject *self, void *name) {
     return function == nullptr ? Py_NewRef(Py_None) : PyObject_GetAttrString(function, static_cast<const char *>(name));
 }
 
-#define FW_PART(name) {name, function_part, nullptr, "The function's.", const_cast<char *>(name)}
+int set_function_part(PyObject *self, PyObject *value, void *name) {
+    PyObject *function = reinterpret_cast<CompiledFunction *>(self)->function;
+    return function == nullptr ? 0 : PyObject_SetAttrString(function, static_cast<const char *>(name), value);
+}
+
+#define FW_PART(name) {name, function_part, set_function_part, "The function's.", const_cast<char *>(name)}
 PyGetSetDef function_getset[] = {
     {"__class__", function_class, nullptr, nullptr, nullptr},
     FW_PART("__code__"),

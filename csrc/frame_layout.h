@@ -76,12 +76,17 @@ static inline bool own_locals(Frame *frame, PyObject **locals, PyObject **few) {
     return locals != few && (void *)locals != (void *)frame->localsplus;
 }
 
-// Whether the frame is a call of a Python function that runs to its end without a stop.
-static inline bool is_plain_function(PyCodeObject *code, PyObject *function, Frame *frame) {
+// Whether the frame is a call of a Python function. `but`: of which kinds it is not.
+static inline bool is_call_of_function(PyCodeObject *code, PyObject *function, Frame *frame, int but) {
     const int wanted = CO_OPTIMIZED | CO_NEWLOCALS;
-    const int unwanted = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
+    const int unwanted = but | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
     return (code->co_flags & wanted) == wanted && !(code->co_flags & unwanted) && frame->f_locals == NULL &&
-           function != NULL && PyFunction_Check(function);
+           frame->owner == FRAME_OWNED_BY_THREAD && function != NULL && PyFunction_Check(function);
+}
+
+// One that runs to its end without a stop.
+static inline bool is_plain_function(PyCodeObject *code, PyObject *function, Frame *frame) {
+    return is_call_of_function(code, function, frame, CO_GENERATOR);
 }
 
 #if PY_VERSION_HEX >= 0x030C0000

@@ -16,8 +16,8 @@
 //
 // Always holds: the evaluator is ours only while fw_hook_regions > 0, or until the next frame after another one has
 // put it back; on a thread without a region, under a debugger, profiler or coverage tool (sys.settrace,
-// sys.setprofile, sys.monitoring), for generators, coroutines, class bodies and throws, the earlier evaluator
-// decides. `previous_evaluator` is never our own.
+// sys.setprofile, sys.monitoring), for generators (their making, by native code that is watched, apart), coroutines,
+// class bodies and throws, the earlier evaluator decides. `previous_evaluator` is never our own.
 #include "frame_layout.h"
 
 #include "entry.h"
@@ -150,7 +150,7 @@ static int interruptions(PyThreadState *tstate) { return tstate->tracing + (tsta
 
 // A frame that native code runs inside call_watched. False: it is left alone.
 static bool intercept(PyCodeObject *code, PyObject *function, Frame *frame, PyObject **result, bool *quiet) {
-    if (!is_plain_function(code, function, frame)) return false;
+    if (!is_call_of_function(code, function, frame, 0)) return false;  // (the call of a generator's makes it)
     Record *record = record_of(code);
     if (record == NULL) return false;
     if (record->unwatched) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import json
 import pickle
 import re
@@ -338,3 +340,83 @@ def test_pyright_sees_the_types_too(tmp_path: Path) -> None:
         pytest.skip(f"pyright does not start: {done.stderr[-200:]}")  # it fetches Node at its first start
     told = json.loads(done.stdout)["generalDiagnostics"]
     assert {one["range"]["start"]["line"] + 1 for one in told if one["severity"] == "error"} == WRONG, told
+
+
+class WithSlot(nn.Module):
+    __slots__ = ("amount",)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.amount
+
+
+def test_a_slot_of_the_modules_class_is_shared() -> None:
+    module = WithSlot()
+    compiled = fusewright.compile(module)
+    for holder, amount in ((module, 3), (compiled, 4), (module, 5)):
+        holder.amount = amount
+        assert compiled.amount == module.amount == amount
+        assert torch.equal(compiled(torch.ones(2)), module(torch.ones(2)))
+    del compiled.amount
+    assert not hasattr(module, "amount")
+
+
+class GivingAll(nn.Linear):
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def test_a_class_that_gives_all_of_its_state_is_copied_as_if_not_compiled() -> None:
+    module = GivingAll(2, 2)
+    fusewright.compile_(module)
+    x = torch.ones(1, 2)
+    expected = module(x)
+    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert torch.equal(again(x), expected)
+        assert vars(again)["_compiled_call_impl"] is None
+
+
+def test_a_cached_function_keeps_what_it_is_asked_for() -> None:
+    @functools.lru_cache(maxsize=4)
+    def f(n: int) -> torch.Tensor:
+        """A text."""
+        return torch.ones(n)
+
+    compiled = fusewright.compile(f)
+    assert compiled(2) is compiled(2)
+    assert (compiled.cache_info().misses, compiled.cache_info().maxsize) == (1, 4)
+    assert (compiled.__name__, compiled.__doc__, list(inspect.signature(compiled).parameters)) == ("f", "A text.", ["n"])
+    compiled.cache_clear()
+    assert f.cache_info().currsize == 0
+
+
+def test_parts_of_a_compiled_function_are_the_functions() -> None:
+    def f(x: torch.Tensor, amount: int = 1) -> torch.Tensor:
+        return x + amount
+
+    def other(x: torch.Tensor, amount: int = 1) -> torch.Tensor:
+        return x - amount
+
+    compiled = fusewright.compile(f)
+    assert compiled(torch.ones(1)) == 2
+    compiled.__defaults__ = (2,)
+    assert compiled(torch.ones(1)) == f(torch.ones(1)) == 3
+    compiled.__code__ = other.__code__
+    assert compiled(torch.ones(1)) == f(torch.ones(1)) == -1
+    with pytest.raises(AttributeError):
+        compiled.__globals__ = {}
+
+
+def test_where_backends_settings_of_precision_disagree() -> None:
+    code = """
+import warnings
+import torch
+import fusewright
+warnings.simplefilter("error")
+torch.set_float32_matmul_precision("high")
+torch.backends.fp32_precision = "ieee"
+torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+compiled = fusewright.compile(lambda x: (x @ x).relu())
+x = torch.ones(4, 4)
+assert torch.equal(compiled(x), x * 4)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -217,7 +217,10 @@ def _compile_callable(model: Any, made: Any) -> Any:
     def call_object(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
-    call_object.__name__ = call_object.__qualname__ = getattr(model, "__name__", type(model).__name__)
+    call_object.__name__ = call_object.__qualname__ = type(model).__name__
+    functools.update_wrapper(call_object, model)
+    if isinstance(model, functools._lru_cache_wrapper):
+        vars(call_object).update(cache_info=model.cache_info, cache_clear=model.cache_clear)
     return made.wrap(call_object)
 
 

@@ -98,6 +98,10 @@ class ModuleCaller:
             )
         return known
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a module that is compiled in place is not compiled; its class may copy the whole `__dict__`."""
+        return types.NoneType, ()
+
     def compiled_functions(self) -> list[Any]:
         """The compiled functions made so far (for `explain` and tests)."""
         beside = None if self._hooked is None else self._hooked._fusewright_forward[1]
@@ -246,10 +250,26 @@ def _set_class(twin: TwinBase, cls: type) -> None:
     twin._fusewright_original.__class__ = cls
 
 
+def _shared(slot: Any) -> property:
+    """What stands for a slot of the original's, which is no part of its `__dict__`."""
+    return property(
+        lambda twin: slot.__get__(twin._fusewright_original),
+        lambda twin, value: slot.__set__(twin._fusewright_original, value),
+        lambda twin: slot.__delete__(twin._fusewright_original),
+    )
+
+
 def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
     """An instance of (`base`, the module's class) that shares the module's `__dict__`; `slots` are its own."""
     original = type(module)
+    shared = {
+        name: _shared(slot)
+        for base in original.__mro__
+        for name, slot in vars(base).items()
+        if type(slot) is types.MemberDescriptorType and getattr(original, name, None) is slot
+    }
     body = {
+        **shared,
         "__slots__": tuple(slots),
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -258,6 +278,7 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
         # torch.jit.script would compile them, and needs a list
         "__jit_unused_properties__": [
             *getattr(original, "__jit_unused_properties__", ()),
+            *shared,
             "__class__",
             "_fusewright_original",
             "_orig_mod",

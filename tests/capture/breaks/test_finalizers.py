@@ -243,3 +243,30 @@ def test_a_weak_reference_to_what_the_call_lets_go_of(change: Callable[..., None
     assert True in found or change is counted
     report = fusewright.explain(program)(torch.ones(1), ([], Holder(0), {"a": 0}), weakref.ref(Held))
     assert change is not counted or not report.graph_break_count
+
+
+def overwritten(held: list[Any], holder: Holder, entries: dict[str, Any]) -> None:
+    LOG.append("before")
+    held[0] = holder.held = entries["a"] = None
+    LOG.append("after")
+
+
+@pytest.mark.parametrize("change", [emptied, rebound_attribute, deleted_entry, overwritten], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_places_from_outside_hold_dies_where_eager_lets_go_of_it(change: Callable[..., None], broken: bool) -> None:
+    def program(x: torch.Tensor, places: Any) -> torch.Tensor:
+        change(*places)
+        LOG.append("changed")
+        if broken:
+            note()
+        return x + 1
+
+    logs = []
+    for run in (program, fusewright.compile(program, backend="eager")):
+        for _ in range(2):
+            LOG.clear()
+            places: Any = ([Noted("list")], Holder(Noted("attribute")), {"a": Noted("dict")})
+            run(torch.ones(1), places)
+            logs.append(list(LOG))
+            del places
+    assert logs == [logs[0]] * 4

@@ -152,3 +152,17 @@ def test_padded_places_of_an_encoder(backend: str, nested: bool, norm: bool, ins
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
         torch.testing.assert_close(compiled(x[:2, :5], last[:2, :5]), function(x[:2, :5], last[:2, :5]), **near)
+
+
+def test_a_program_is_told_whether_the_fast_path_is_on() -> None:
+    def program(x: torch.Tensor, on: bool) -> tuple[bool, bool, torch.Tensor]:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(on)
+        return before, torch.backends.mha.get_fastpath_enabled(), x + 1
+
+    compiled = fusewright.compile(program)
+    try:
+        for now, then in ((True, False), (False, False), (False, True), (True, True)):
+            assert compiled(torch.ones(2), then)[:2] == (now, then)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,19 @@ def test_a_function_that_is_compiled_in_the_call() -> None:
 
     compiled = fusewright.compile(program, backend="eager")
     assert [compiled(torch.zeros(()), by).item() for by in (2, 2, 1, 3, 1, 2)] == [2, 2, 1, 3, 1, 2]
+
+
+def test_an_import_sees_what_the_call_has_put_into_the_table_of_modules() -> None:
+    def program(x: torch.Tensor, stands: int) -> Any:
+        sys.modules["put_by_a_call"] = stands  # type: ignore[assignment]
+        import put_by_a_call  # type: ignore[import-not-found]
+
+        return x + put_by_a_call, put_by_a_call
+
+    compiled = fusewright.compile(program, backend="eager")
+    try:
+        for stands in (1, 2, 1):
+            sys.modules["put_by_a_call"] = 7  # type: ignore[assignment]
+            assert compiled(torch.ones(1), stands)[1] == stands
+    finally:
+        del sys.modules["put_by_a_call"]

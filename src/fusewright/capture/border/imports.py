@@ -31,6 +31,9 @@ def import_name(world: World, namespace: Any, name: str, fromlist: Any, level: i
         full = name
     if full not in sys.modules:
         raise GraphBreak("import", f"module {full} is not loaded yet")
+    table = world.known_stand_in(sys.modules)
+    if table is not None and (type(table) is not OutsideDict or table.stores):
+        raise GraphBreak("import", f"{full}, where the call has changed sys.modules")
     chosen = full if fromlist or level else full.partition(".")[0]
     if fromlist:
         package = hasattr(sys.modules[full], "__path__")  # of anything else, what is missing stays missing

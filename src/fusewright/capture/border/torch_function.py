@@ -77,11 +77,18 @@ def refuse_asking(world: World, fn: Any, given: Iterable[Any]) -> None:
         elif kind is slice:
             refuse_asking(world, fn, (value.start, value.stop, value.step))
         elif kind.__flags__ & (1 << 9) and not issubclass(kind, torch.Tensor) and not _is_library(kind):
-            for name in (*_ASKED, "__eq__") if fn is operator.ne else _ASKED:
+            for name in (*_ASKED, *_OF_OTHERS.get(fn, ())):
                 found = classes.guarded_lookup(world, kind, name)
                 if found is not MISSING and not isinstance(found, _IN_C):
                     asking = getattr(fn, "__name__", fn)
                     raise GraphBreak("opaque-object", f"{kind.__qualname__}.{name}, which {asking} may ask")
+
+
+_OF_OTHERS: dict[Any, tuple[str, ...]] = {
+    operator.ne: ("__eq__",),
+    torch.Tensor.__rtruediv__: ("__rmul__",),  # it multiplies by the reciprocal
+}
+"""The special methods that PyTorch's code of one operator calls of another."""
 
 
 def _is_library(kind: type) -> bool:

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -70,6 +71,12 @@ ENDED_ITERATORS: dict[type, str] = {
     itertools.chain: "{itertools}.chain()",
     itertools.islice: "{itertools}.islice((), 0)",
 }
+
+
+def rest_of(iterator: Any) -> Iterator[Any]:
+    """What the iterator still gives, for native code that asks for an iterator: it has asked this one's `__iter__`."""
+    return itertools.starmap(functools.partial(next, iterator), itertools.repeat(()))
+
 
 # Methods that are written in C, with what they belong to.
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType, classes.BUILTIN_METHOD)

@@ -69,6 +69,7 @@ from fusewright.capture.breaks.contents import (
     is_waiting,
     iterated,
     reaches_itself,
+    rest_of,
     slot_contents,
     viewed,
 )
@@ -472,7 +473,9 @@ def _refuse(what: str) -> Callable[[Code, Any], str]:
 
 
 def _build_trampoline_iterator(code: Code, value: TrampolineIterator) -> str:
-    return code.expression(value.iterator)
+    iterator = code.expression(value.iterator)
+    asked = isinstance(classes.lookup(type(value.iterator), "__iter__"), types.FunctionType)
+    return f"{code.bind('rest_of', rest_of)}({iterator})" if asked else iterator
 
 
 def _build_super(code: Code, value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native import unwatched
 from fusewright.capture.call import transforms as call_transforms
 from fusewright.operators.decompositions import attention_modules, flex_attention
 
@@ -28,21 +28,13 @@ def fast_path(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """torch.backends.mha.get_fastpath_enabled. (nn.TransformerEncoder asks too, for nested tensors: `encoder_layer`
     does without.)"""
     frame = tracer.frame
-    if frame is None or frame.info.code not in _SHORTCUTS:
+    if frame is not None and frame.info.code is _ENCODER:
         return False
-    answer = native(torch.backends.mha.get_fastpath_enabled)
-    tracer.world.guard_answer(torch.backends.mha.get_fastpath_enabled, (), answer)
-    return answer
+    asked: Any = torch.backends.mha.get_fastpath_enabled
+    return tracer.inline(asked, args, kwargs)
 
 
 _ENCODER = torch.nn.TransformerEncoder.forward.__code__
-_SHORTCUTS = frozenset(
-    (
-        torch.nn.TransformerEncoderLayer.forward.__code__,
-        torch.nn.MultiheadAttention.forward.__code__,
-        attention_modules.padded_zeros.__code__,
-    )
-)
 
 
 def encoder_layer(tracer: Tracer, layer: torch.nn.Module, output: Any, kwargs: Kwargs) -> Any:

@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import functools
 import inspect
-import itertools
 import math
 import operator
 import os
@@ -40,13 +39,13 @@ from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
+from fusewright.capture.call.iterables import ITERABLE_ROWS, is_iterable
 from fusewright.capture.call.ordering import extreme, sorted_row
 from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
 from fusewright.capture.call.support import (
     attribute_name,
     drain,
     iterable_for,
-    listed,
     native_callback,
     native_iterable,
     one_by_one,
@@ -227,7 +226,7 @@ def _any_or_all(stop_at: bool) -> Row:
 
 def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     fn, iterable, *initial = (*args, *kwargs.values())  # CPython 3.14 and newer take `initial` by name
-    if not _is_iterable(tracer.world, iterable):
+    if not is_iterable(tracer.world, iterable):
         return native(functools.reduce, None, iterable)  # its complaint
     elements = one_by_one(tracer.world, iterable)
     result = initial[0] if initial else next(elements, MISSING)
@@ -236,53 +235,6 @@ def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     for element in elements:
         result = tracer.call(fn, (result, element))
     return result
-
-
-def _over_iterables(cls: Callable[..., Any], callbacks: int = 0, take: Any = native_iterable) -> Row:
-    """An iterator class: its first `callbacks` arguments are called, iterables are read through the border, by
-    `take`."""
-
-    def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        world = tracer.world
-        ready = [native_callback(tracer, value) for value in args[:callbacks]]
-        ready += [take(world, value) if _is_iterable(world, value) else value for value in args[callbacks:]]
-        keywords = {
-            name: native_callback(tracer, value) if name in ("key", "func") else value for name, value in kwargs.items()
-        }
-        return native(cls, *ready, **keywords)
-
-    return make
-
-
-def _made_natively(cls: Callable[..., Any], tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """An iterator class that only keeps its arguments."""
-    return native(cls, *args, **kwargs)
-
-
-def _is_iterable(world: World, value: Any) -> bool:
-    kind = type(value)
-    if kind in SCALARS and kind not in (str, bytes, range, torch.Size):
-        return False
-    if kind is OutsideDict or isinstance(value, torch.Tensor):
-        return True
-    return (
-        classes.lookup(kind, "__iter__") is not MISSING or classes.python_method(world, kind, "__getitem__") is not None
-    )
-
-
-def _accumulate(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    iterable, *rest = args
-    if rest:
-        kwargs = {**kwargs, "func": rest[0]}
-    fn = kwargs.pop("func", None)
-    fn = native_callback(tracer, operator.add if fn is None else fn)
-    return native(itertools.accumulate, native_iterable(tracer.world, iterable), fn, **kwargs)
-
-
-def _groupby(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    iterable, *rest = args
-    key = rest[0] if rest else kwargs.get("key")
-    return native(itertools.groupby, native_iterable(tracer.world, iterable), native_callback(tracer, key))
 
 
 def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -530,21 +482,6 @@ def _thread_identity(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
     return threading.get_ident()
 
 
-# Methods of C classes that meet iterables; each access makes a new object, so they are known by class and name.
-CLASS_METHODS: dict[tuple[type, str], Row] = {
-    (itertools.chain, "from_iterable"): lambda tracer, args, kwargs: _flattened(tracer, args, kwargs),
-}
-
-
-def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    (held,) = args
-    if type(held) in (list, tuple) and all(type(one) in PLAIN for one in held):
-        return native(itertools.chain.from_iterable, held)
-    world = tracer.world
-    each = world.iterate(held)  # which gives one when the one before has ended
-    return native(itertools.chain.from_iterable, (native_iterable(world, one) for one in one_by_one(world, each)))
-
-
 ROWS: list[tuple[Any, Row]] = [
     (builtins.isinstance, lambda tracer, args, kwargs: call_classes.is_instance(tracer, *args)),
     (issubclass, lambda tracer, args, kwargs: call_classes.is_subclass(tracer, *args)),
@@ -556,20 +493,7 @@ ROWS: list[tuple[Any, Row]] = [
     (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, extreme(min, "<")),
     (max, extreme(max, ">")),
     (sorted, sorted_row),
-    (functools.reduce, _reduce), (map, _over_iterables(map, 1)), (filter, _over_iterables(filter, 1)),
-    (zip, _over_iterables(zip)),
-    (enumerate, _over_iterables(enumerate)), (reversed, _reversed), (itertools.accumulate, _accumulate),
-    (itertools.groupby, _groupby),
-    (itertools.starmap, _over_iterables(itertools.starmap, 1)),
-    (itertools.takewhile, _over_iterables(itertools.takewhile, 1)),
-    (itertools.dropwhile, _over_iterables(itertools.dropwhile, 1)),
-    (itertools.filterfalse, _over_iterables(itertools.filterfalse, 1)),
-    *((getattr(itertools, name), _over_iterables(getattr(itertools, name))) for name in (
-        "chain", "cycle", "islice", "zip_longest", "compress", "pairwise", "batched"  # `batched`: from Python 3.12 on
-    ) if hasattr(itertools, name)),
-    *((cls, _over_iterables(cls, take=listed)) for cls in (
-        itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement)),
-    *((cls, functools.partial(_made_natively, cls)) for cls in (itertools.count, itertools.repeat)),
+    (functools.reduce, _reduce), (reversed, _reversed), *ITERABLE_ROWS,
     (int, _convert(int, "__int__", "data-dependent-scalar")),
     (float, _convert(float, "__float__", "data-dependent-scalar")),
     (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr),

@@ -35,6 +35,7 @@ from fusewright.capture.call import (
     classes as call_classes,
     generators,
     host_random,
+    iterables as call_iterables,
     ordering,
     reads,
     subclasses,
@@ -434,7 +435,7 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
         return native(fn, *args, **kwargs)
     if name == "__init_subclass__" or name == "__subclasshook__":
         return native(fn, *args, **kwargs)
-    row = call_builtins.CLASS_METHODS.get((owner, name))
+    row = call_iterables.CLASS_METHODS.get((owner, name))
     if row is not None:
         return row(tracer, args, kwargs)
     if name == "__setattr__":
@@ -479,7 +480,7 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
 
 def _takes_iterables(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     take = call_support.iterable_for(type(owner))
-    ready = tuple(call_support.or_error(take, tracer.world, value) for value in args)
+    ready = call_support.in_turn(take, tracer.world, args)
     return native(fn, *call_support.receiver_and_rest(fn, owner, ready), **kwargs)
 
 

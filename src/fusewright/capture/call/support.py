@@ -128,6 +128,37 @@ def or_error(take: Callable[..., Any], *given: Any) -> Any:
     return given[-1] if type(given[-1]) in (type, types.FunctionType) else _NotIterable(error)
 
 
+class _WhenAsked:
+    """An iterable that native code takes when its turn has come."""
+
+    __slots__ = ("given", "take")
+
+    def __init__(self, take: Callable[..., Any], *given: Any) -> None:
+        self.take = take
+        self.given = given
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(or_error(self.take, *self.given))
+
+
+def in_turn(take: Callable[..., Any], world: World, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Each as `or_error(take, world, value)`, for native code that asks one after it is through with those before."""
+    return tuple(
+        _WhenAsked(take, world, value) if place and _is_asked(world, value) else or_error(take, world, value)
+        for place, value in enumerate(values)
+    )
+
+
+def _is_asked(world: World, value: Any) -> bool:
+    """Whether it is the program's `__iter__` that native code calls: into sets it looks without."""
+    return not isinstance(value, (set, frozenset)) and asks_program(world, value)
+
+
+def asks_program(world: World, value: Any) -> bool:
+    """Whether to iterate over it calls an `__iter__` of the program's."""
+    return type(value) not in PLAIN and classes.python_method(world, type(value), "__iter__") is not None
+
+
 def iterable_for(cls: type) -> Callable[[World, Any], Any]:
     """How the builtin methods of a class take an iterable."""
     if issubclass(cls, (list, tuple)):

@@ -169,6 +169,13 @@ def _is_pytorchs(held: object) -> bool:
 TENSOR_METHODS = _TensorMethods()
 
 
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the settings of single backends do not agree: PyTorch has no one answer
+        return "mixed"
+
+
 def capture_global_state() -> GlobalState:
     """The settings of this thread and process that a captured graph depends on."""
     modes = _function_modes()
@@ -190,7 +197,7 @@ def capture_global_state() -> GlobalState:
         torch_function_modes=len(modes),
         modes_known=_native.modes_known(),
         num_threads=torch.get_num_threads(),
-        matmul_precision=torch.get_float32_matmul_precision(),
+        matmul_precision=_matmul_precision(),
         tensor_class=TENSOR_METHODS.number(),
     )
 
