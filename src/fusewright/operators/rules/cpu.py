@@ -261,8 +261,16 @@ def _as_volumes(said: TensorType, self: TensorType) -> TensorType:
     """In the input's memory format; one volume without a batch is a batch of one, whose step does not matter."""
     if self.ndim == 5:
         return _as_input_suggests(said, self)
+    if suggests_channels_last(self):
+        raise RuntimeError("max_pool3d: a volume without a batch lies in memory as images do")
     batch = replace(self, shape=(1, *self.shape), stride=(0, *self.stride))
     return replace(said, stride=channels_last_strides((1, *said.shape))[1:]) if is_channels_last(batch) else said
+
+
+def _group_norm(said: Any, input: TensorType, *rest: Any) -> Any:
+    if not is_contiguous(input) and not is_channels_last(input):
+        raise RuntimeError("native_group_norm: the input is not contiguous")
+    return said
 
 
 def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
@@ -311,6 +319,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
         (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default),
         lambda said, gradient, input, *rest: (said[0] and _as_batch_norm(said[0], gradient, input), *said[1:]),
     ),
+    aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: lambda said, gradient, self, *rest: (
         said[0] and _as_input_suggests(said[0], self), *said[1:],
     ),
