@@ -249,7 +249,7 @@ def test_one_operand_laid_out_otherwise(name: str) -> None:
     assert seen.seen
 
 
-OF_TWO_DTYPES: dict[str, Callable[[], Any]] = {
+OF_OTHERS: dict[str, Callable[[], Any]] = {
     "addr": lambda: torch.addr(torch.tensor(1.0).double(), torch.rand(3), torch.rand(4)),
     "normal": lambda: (torch.normal(torch.rand(3), torch.rand(3).double()), torch.normal(torch.rand(4, 3).double(), torch.rand(3))),
     "rrelu_with_noise_backward": lambda: [
@@ -260,6 +260,11 @@ OF_TWO_DTYPES: dict[str, Callable[[], Any]] = {
     "convolution_backward": lambda: aten.convolution_backward.default(
         torch.rand(2, 4, 4), torch.rand(2, 4, 6), torch.rand(4, 1, 3).half(), [4], [1], [0], [1], False, [0], 4, [True] * 3
     ),
+    "soft_margin_loss_backward": lambda: [
+        aten.soft_margin_loss_backward.default(a, b, c, 0)
+        for sizes in ((4, 3), (1, 3), (2, 1))
+        for a, b, c in itertools.product((torch.rand(sizes), torch.rand(sizes[::-1]).t(), torch.rand(1, sizes[1]).expand(sizes)), repeat=3)
+    ],
     "embedding_bag": lambda: [
         torch.embedding_bag(torch.rand(5, 4), torch.tensor([1, 2]).to(one), torch.tensor([0]).to(other), False, mode)
         for one, other in itertools.permutations((torch.int64, torch.int32)) for mode in range(3)
@@ -267,11 +272,11 @@ OF_TWO_DTYPES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OF_TWO_DTYPES)
-def test_results_over_two_dtypes(name: str) -> None:
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_results_over_operands_of_other_dtypes_and_layouts(name: str) -> None:
     seen = Watch()
     with seen:
-        OF_TWO_DTYPES[name]()
+        OF_OTHERS[name]()
     assert not seen.wrong
     assert seen.seen
 

@@ -25,6 +25,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "index_copy": lambda x: x.index_copy(0, torch.tensor([0]), x[:1]), "masked_fill": lambda x: x.masked_fill(x > 1, 0.0),
     "select_scatter": lambda x: x.select_scatter(torch.ones(x.shape[1]), 0, 0), "tril": torch.tril, "cumsum": lambda x: x.cumsum(0),
     "index_put": lambda x: x.index_put((torch.tensor([0]),), x[0]), "group_norm": lambda x: F.group_norm(x, 1),
+    "rfftn": torch.fft.rfftn, "fft2": torch.fft.fft2, "irfft2": torch.fft.irfft2,
 }  # fmt: skip
 
 

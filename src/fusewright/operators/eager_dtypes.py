@@ -3,8 +3,8 @@ PyTorch's CPU kernels.
 
 Takes a pointwise operator or a reduction with its arguments and the result type that was inferred (a TensorType in
 each tensor's place); gives the reason why eager would do something else, else "". Always holds: the answer comes from
-the operator itself, run once for each question on tensors of one element or two; a question holds all that it is run with, so
-no answer serves another one.
+the operator itself, run once for each question on tensors of one element or two; a question holds all that it is run
+with, so no answer serves another one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _PLACED = frozenset(
 _HALVED = {torch.ops.aten.glu.default: 0, torch.ops.aten.glu_backward.default: 1}
 """They take a dimension in two halves: that of this argument."""
 _PAIRED = {torch.ops.aten.gelu_backward.default: (0, 1), **{func: (place,) for func, place in _HALVED.items()}}
-"""The arguments of which they are given two elements: the library that computes gelu's gradient is not asked for one."""
+"""The arguments of which they are given two elements: of one, gelu's gradient is not computed by a library."""
 _WINDOWS: dict[OpOverload, tuple[object, ...]] = {
     **{
         getattr(torch.ops.aten, name).default: ((1,) * int(name.partition("pool")[2][0]),)

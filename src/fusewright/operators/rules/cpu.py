@@ -231,6 +231,12 @@ def _soft_margin_loss(said: TensorType, self: TensorType, target: TensorType, re
     return _loss_like_input(said, self) if reduction else replace(_iterated(said, self), dtype=self.dtype)
 
 
+def _soft_margin_loss_backward(said: TensorType, gradient: Any, self: TensorType, target: Any, *rest: Any) -> Any:
+    """It begins as target * exp(-target * self)."""
+    product = _iterated(said, _preserved(target, target), self)
+    return _iterated(said, target, _iterated(said, product))
+
+
 def _loss_like_target(said: TensorType, self: TensorType, target: TensorType, *rest: Any) -> TensorType:
     """It is computed where 1 - target is."""
     return said if rest[-1] else _preserved(said, target)
@@ -364,6 +370,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.roll.default: _roll,
     **dict.fromkeys((aten.binary_cross_entropy.default, aten.huber_loss.default), _loss_like_input),
     aten.soft_margin_loss.default: _soft_margin_loss,
+    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.binary_cross_entropy_backward.default: lambda said, gradient, *args: _loss_like_input(said, *args),
     aten.max_pool3d_with_indices.default: lambda said, self, *rest: tuple(_as_volumes(one, self) for one in said),
     aten.max_pool3d_with_indices_backward.default: lambda said, gradient, self, *rest: _as_volumes(said, self),
