@@ -70,6 +70,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
             x.double()[:, None, None], x.float()[:, None, None], [1, 1], [1, 1], [0, 0], False, True, None
         ), INT
     ),
+    "a gradient that a library computes of several elements": (
+        lambda x: torch.ops.aten.gelu_backward(x.double(), x.float()), INT
+    ),
     "a loss with weights of another dtype": (
         lambda x: torch.nn.functional.nll_loss(torch.rand(3, 4), x, torch.rand(4).double()), INT
     ),

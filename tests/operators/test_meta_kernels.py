@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -248,13 +249,21 @@ def test_one_operand_laid_out_otherwise(name: str) -> None:
     assert seen.seen
 
 
-OF_TWO_DTYPES: dict[str, Callable[[], Any]] = {
+OF_OTHERS: dict[str, Callable[[], Any]] = {
     "addr": lambda: torch.addr(torch.tensor(1.0).double(), torch.rand(3), torch.rand(4)),
     "normal": lambda: (torch.normal(torch.rand(3), torch.rand(3).double()), torch.normal(torch.rand(4, 3).double(), torch.rand(3))),
     "rrelu_with_noise_backward": lambda: [
         aten.rrelu_with_noise_backward.default(a, b, c, 0.1, upper, training, False)
         for a, b, c in itertools.product((torch.rand(4, 3), torch.rand(3, 4).double().t()), repeat=3)
         for upper, training in ((0.1, True), (0.3, True), (0.3, False))
+    ],
+    "convolution_backward": lambda: aten.convolution_backward.default(
+        torch.rand(2, 4, 4), torch.rand(2, 4, 6), torch.rand(4, 1, 3).half(), [4], [1], [0], [1], False, [0], 4, [True] * 3
+    ),
+    "soft_margin_loss_backward": lambda: [
+        aten.soft_margin_loss_backward.default(a, b, c, 0)
+        for sizes in ((4, 3), (1, 3), (2, 1))
+        for a, b, c in itertools.product((torch.rand(sizes), torch.rand(sizes[::-1]).t(), torch.rand(1, sizes[1]).expand(sizes)), repeat=3)
     ],
     "embedding_bag": lambda: [
         torch.embedding_bag(torch.rand(5, 4), torch.tensor([1, 2]).to(one), torch.tensor([0]).to(other), False, mode)
@@ -263,13 +272,38 @@ OF_TWO_DTYPES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OF_TWO_DTYPES)
-def test_results_over_two_dtypes(name: str) -> None:
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_results_over_operands_of_other_dtypes_and_layouts(name: str) -> None:
     seen = Watch()
     with seen:
-        OF_TWO_DTYPES[name]()
+        OF_OTHERS[name]()
     assert not seen.wrong
     assert seen.seen
+
+
+OF_ONE_FORMAT: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
+    "a volume without a batch": ((3, 2, 4, 1), lambda x: F.max_pool3d(x, 1)),
+    "group norm's own operator": ((2, 4, 3), lambda x: aten.native_group_norm(x, None, None, 2, 4, 3, 2, 1e-5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_ONE_FORMAT)
+def test_refused_for_how_it_lies_in_memory(name: str, dynamic: bool) -> None:
+    shape, function = OF_ONE_FORMAT[name]
+    compiled, refused = fusewright.compile(function, dynamic=dynamic, recompile_limit=99), set()
+    for order in itertools.permutations(range(len(shape))):
+        x = torch.rand([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(len(shape))])
+        try:
+            expected = function(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x)
+            refused.add(True)
+        else:
+            torch.testing.assert_close(compiled(x), expected, check_stride=True)
+            refused.add(False)
+    assert len(refused) == 2
 
 
 def test_gradients_of_batch_norm_laid_out_otherwise() -> None:

@@ -25,6 +25,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "index_copy": lambda x: x.index_copy(0, torch.tensor([0]), x[:1]), "masked_fill": lambda x: x.masked_fill(x > 1, 0.0),
     "select_scatter": lambda x: x.select_scatter(torch.ones(x.shape[1]), 0, 0), "tril": torch.tril, "cumsum": lambda x: x.cumsum(0),
     "index_put": lambda x: x.index_put((torch.tensor([0]),), x[0]), "group_norm": lambda x: F.group_norm(x, 1),
+    "rfftn": torch.fft.rfftn, "fft2": torch.fft.fft2, "irfft2": torch.fft.irfft2,
 }  # fmt: skip
 
 
@@ -123,6 +124,18 @@ def test_steps_of_single_channels_and_positions(name: str, dynamic: bool) -> Non
             found, expected = compiled(x), function(x)
             for one, other in zip(*(made if isinstance(made, tuple) else (made,) for made in (found, expected)), strict=True):
                 assert one.stride() == other.stride(), (shape, x.stride())
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("function", [torch.isclose, functools.partial(F.poisson_nll_loss, full=True, reduction="none")])
+def test_steps_of_single_elements_of_what_is_written_in_place(function: Callable[..., torch.Tensor], backend: str) -> None:
+    """Without in-place forms PyTorch's operators take other steps: only the native backend gives the recorded ones."""
+    compiled = fusewright.compile(function, backend=backend, dynamic=False, recompile_limit=99)
+    for x in (torch.rand(4, 1), torch.rand(1, 4).t(), torch.rand(9).as_strided((4, 1), (2, 1))):
+        for y in (torch.rand(4, 1), torch.rand(1, 4).t(), torch.rand(9).as_strided((4, 1), (2, 1))):
+            found, expected = compiled(x, y), function(x, y)
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride() or (backend != "native" and found.stride(0) == expected.stride(0))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -3,8 +3,8 @@ PyTorch's CPU kernels.
 
 Takes a pointwise operator or a reduction with its arguments and the result type that was inferred (a TensorType in
 each tensor's place); gives the reason why eager would do something else, else "". Always holds: the answer comes from
-the operator itself, run once for each question on tensors of one element; a question holds all that it is run with, so
-no answer serves another one.
+the operator itself, run once for each question on tensors of one element or two; a question holds all that it is run
+with, so no answer serves another one.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ _PLACED = frozenset(
 """Their tensors of integers tell places: 0."""
 _HALVED = {torch.ops.aten.glu.default: 0, torch.ops.aten.glu_backward.default: 1}
 """They take a dimension in two halves: that of this argument."""
+_PAIRED = {torch.ops.aten.gelu_backward.default: (0, 1), **{func: (place,) for func, place in _HALVED.items()}}
+"""The arguments of which they are given two elements: of one, gelu's gradient is not computed by a library."""
 _WINDOWS: dict[OpOverload, tuple[object, ...]] = {
     **{
         getattr(torch.ops.aten, name).default: ((1,) * int(name.partition("pool")[2][0]),)
@@ -169,8 +171,8 @@ def _answer(
             named = {name: made(value) for name, value in kwargs}
             if func in _SPREAD:
                 named["correction"] = 0
-            half = _HALVED.get(func)
-            given = (_pair(value) if place == half else made(value) for place, value in enumerate(args))
+            pairs = _PAIRED.get(func, ())
+            given = (_pair(value) if place in pairs else made(value) for place, value in enumerate(args))
             return _dtypes(func(*given, **named))
         except RecursionError:  # of this moment, not of the question
             raise

@@ -231,6 +231,12 @@ def _soft_margin_loss(said: TensorType, self: TensorType, target: TensorType, re
     return _loss_like_input(said, self) if reduction else replace(_iterated(said, self), dtype=self.dtype)
 
 
+def _soft_margin_loss_backward(said: TensorType, gradient: Any, self: TensorType, target: Any, *rest: Any) -> Any:
+    """It begins as target * exp(-target * self)."""
+    product = _iterated(said, _preserved(target, target), self)
+    return _iterated(said, target, _iterated(said, product))
+
+
 def _loss_like_target(said: TensorType, self: TensorType, target: TensorType, *rest: Any) -> TensorType:
     """It is computed where 1 - target is."""
     return said if rest[-1] else _preserved(said, target)
@@ -261,8 +267,16 @@ def _as_volumes(said: TensorType, self: TensorType) -> TensorType:
     """In the input's memory format; one volume without a batch is a batch of one, whose step does not matter."""
     if self.ndim == 5:
         return _as_input_suggests(said, self)
+    if suggests_channels_last(self):
+        raise RuntimeError("max_pool3d: a volume without a batch lies in memory as images do")
     batch = replace(self, shape=(1, *self.shape), stride=(0, *self.stride))
     return replace(said, stride=channels_last_strides((1, *said.shape))[1:]) if is_channels_last(batch) else said
+
+
+def _group_norm(said: Any, input: TensorType, *rest: Any) -> Any:
+    if not is_contiguous(input) and not is_channels_last(input):
+        raise RuntimeError("native_group_norm: the input is not contiguous")
+    return said
 
 
 def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
@@ -311,6 +325,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
         (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default),
         lambda said, gradient, input, *rest: (said[0] and _as_batch_norm(said[0], gradient, input), *said[1:]),
     ),
+    aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: lambda said, gradient, self, *rest: (
         said[0] and _as_input_suggests(said[0], self), *said[1:],
     ),
@@ -355,6 +370,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.roll.default: _roll,
     **dict.fromkeys((aten.binary_cross_entropy.default, aten.huber_loss.default), _loss_like_input),
     aten.soft_margin_loss.default: _soft_margin_loss,
+    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.binary_cross_entropy_backward.default: lambda said, gradient, *args: _loss_like_input(said, *args),
     aten.max_pool3d_with_indices.default: lambda said, self, *rest: tuple(_as_volumes(one, self) for one in said),
     aten.max_pool3d_with_indices_backward.default: lambda said, gradient, self, *rest: _as_volumes(said, self),

@@ -207,7 +207,7 @@ def _convolution_backward(
         if _backend(input, weight, stride, padding, dilation, transposed, output_padding, groups) in _AS_WEIGHTS:
             strides = strides[0], weight.stride
     found: list[TensorType | None] = [
-        replace(fresh(like.shape, like), stride=own) if wanted else None
+        replace(fresh(like.shape, input), stride=own) if wanted else None
         for wanted, like, own in zip(output_mask, (input, weight), strides, strict=False)
     ]
     channels = weight.shape[1] * groups if transposed else weight.shape[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
+from fusewright.operators.rules.common import less
 from fusewright.sizes.expressions import Dim
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
@@ -18,9 +20,7 @@ aten = torch.ops.aten
 def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int]) -> tuple[Dim, ...]:
     """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside,
     in the order of the input's strides, the transformed ones inside, as listed."""
-    batch = sorted(
-        (axis for axis in range(input.ndim) if axis not in dims), key=lambda axis: -input.stride[axis]  # type: ignore
-    )
+    batch = _by_stride(input, [axis for axis in range(input.ndim) if axis not in dims])
     strides: list[Dim] = [0] * input.ndim
     running: Dim = 1
     for axis in reversed([*batch, *dims]):
@@ -31,17 +31,17 @@ def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int])
 
 def _by_stride(input: TensorType, dims: Sequence[int]) -> list[int]:
     """The dimensions by falling stride; the order of equal ones is the given one."""
-    return sorted(dims, key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
 
+    def order(one: int, other: int) -> int:
+        return less(input.stride[one], input.stride[other]) - less(input.stride[other], input.stride[one])
 
-def _is_static(t: TensorType) -> bool:
-    return all(isinstance(d, int) for d in (*t.shape, *t.stride)) and 0 not in t.shape
+    return sorted(dims, key=functools.cmp_to_key(order))
 
 
 def _fft_r2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
     if not torch.backends.mkl.is_available():
         return replace(said, stride=contiguous_strides(said.shape))
-    if not _is_static(input) or not dim:
+    if 0 in input.shape or not dim:
         return said
     dims = [axis % input.ndim for axis in dim]
     dims = [*_by_stride(input, dims[:-1]), dims[-1]]
@@ -51,7 +51,7 @@ def _fft_r2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any
 def _fft_c2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
     if not torch.backends.mkl.is_available():
         return replace(said, stride=contiguous_strides(said.shape)) if dim else said
-    if not _is_static(input) or not dim:
+    if 0 in input.shape or not dim:
         return said
     return replace(said, stride=_fft_strides(input, said.shape, _by_stride(input, [axis % input.ndim for axis in dim])))
 
@@ -59,7 +59,7 @@ def _fft_c2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any
 def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
     if not torch.backends.mkl.is_available():
         return replace(said, stride=contiguous_strides(said.shape))
-    if not _is_static(input) or not dim:
+    if 0 in input.shape or not dim:
         return said
     dims = [axis % input.ndim for axis in dim]
     if len(dims) > 1:
