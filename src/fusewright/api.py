@@ -218,8 +218,10 @@ def _compile_callable(model: Any, made: Any) -> Any:
         return model(*args, **kwargs)
 
     call_object.__name__ = call_object.__qualname__ = type(model).__name__
-    functools.update_wrapper(call_object, model)
-    if isinstance(model, functools._lru_cache_wrapper):
+    is_cached = isinstance(model, functools._lru_cache_wrapper)
+    # The attributes of any other object are its state, of which a copy would grow old.
+    functools.update_wrapper(call_object, model, updated=("__dict__",) if is_cached else ())
+    if is_cached:
         vars(call_object).update(cache_info=model.cache_info, cache_clear=model.cache_clear)
     return made.wrap(call_object)
 
