@@ -40,7 +40,6 @@ from fusewright.capture.border.values.dict import OutsideDict, callback, is_copi
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.iterables import ITERABLE_ROWS, is_iterable
-from fusewright.capture.call.ordering import extreme, sorted_row
 from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
 from fusewright.capture.call.support import (
     attribute_name,
@@ -490,10 +489,8 @@ ROWS: list[tuple[Any, Row]] = [
     (delattr, _delattr), (vars, _vars), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
     (iter, _iter),
     (next, _next),
-    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, extreme(min, "<")),
-    (max, extreme(max, ">")),
-    (sorted, sorted_row),
-    (functools.reduce, _reduce), (reversed, _reversed), *ITERABLE_ROWS,
+    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (functools.reduce, _reduce),
+    (reversed, _reversed), *ITERABLE_ROWS,
     (int, _convert(int, "__int__", "data-dependent-scalar")),
     (float, _convert(float, "__float__", "data-dependent-scalar")),
     (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr),

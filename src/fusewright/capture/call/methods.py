@@ -36,7 +36,6 @@ from fusewright.capture.call import (
     generators,
     host_random,
     iterables as call_iterables,
-    ordering,
     reads,
     subclasses,
     support as call_support,
@@ -515,7 +514,7 @@ def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> No
     elements = list(list.__iter__(owner))
     list.clear(owner)  # what a key or a comparison sees of the list
     try:
-        ordering.sort(tracer, elements, kwargs)
+        call_iterables.sort(tracer, elements, kwargs)
         if list.__len__(owner):
             raise UserException(ValueError("list modified during sort"))
     finally:
