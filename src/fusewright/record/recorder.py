@@ -446,7 +446,7 @@ class Recorder:
         if self.level == "torch" and self.env is not None:
             self._torch_level.check(self.env.assertions())
         output = self.graph.output(tuple(values))  # type: ignore[arg-type]
-        own = tuple(isinstance(one, TracedTensor) and traced_tensor.memory_root(one) is one for one in outputs)
+        own = tuple(isinstance(one, TracedTensor) and one.viewed is None for one in outputs)
         output.meta.update(type=tuple(kinds), own=own, location=self.location(), env=self.env)
         for node in self.graph.find_nodes(op="placeholder"):
             if not node.users and not isinstance(node.meta["type"], Expr):

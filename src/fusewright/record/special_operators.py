@@ -203,6 +203,7 @@ def _view_in_place(
             # autograd would make the views' histories anew, as windows of what the tensor was not when they were made
             raise GraphBreak("inplace-metadata", f"{func} on a tensor with views and a gradient")
         view = recorder.dispatch(form, args, kwargs)
+        view.node.meta["in_place_view"] = True
         move_metadata(traced, func, args, kwargs)
         traced.node, traced.tensor_type, traced.input_storage = view.node, view.tensor_type, view.input_storage
         traced.reshaped = True

@@ -10,8 +10,8 @@ calls in order: overlap does not matter.
 from __future__ import annotations
 
 import functools
-import itertools
 import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,14 +174,35 @@ def written_placeholders(graph: torch.fx.Graph) -> list[int]:
     return list(written)
 
 
-def is_older(view: torch.fx.Node) -> bool:
-    """Whether an input has been written to since this view of it was made."""
-    root = view_chain(view)[0]
-    if root is view or root.op != "placeholder":
+def is_older(value: Any) -> bool:
+    """Whether a tensor is a view that must say that its argument was written to since: if that is told to require a
+    gradient, its views have a history from then on. The graph makes a view when it has written."""
+    if value.recorder.level != "aten" or value.requires_grad or value.is_inference():
         return False
-    later = itertools.takewhile(lambda node: node is not view, reversed(view.graph.nodes))
-    written = (one for node in later for argument in written_arguments(node) for one in _nodes(argument))
-    return any(view_chain(one)[0] is root for one in written)
+    if not (value.dtype.is_floating_point or value.dtype.is_complex):
+        return False
+    view, root = value.node, root_of(value)
+    if root is view:
+        return False
+    return any(view_chain(one)[0] is root for node in _back_to(view) for one in _nodes(_counted(node)))
+
+
+def root_of(value: Any) -> torch.fx.Node:
+    """The node whose memory a traced tensor shows."""
+    return view_chain(value.node)[0]
+
+
+def _back_to(first: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The graph's nodes from its end to this one."""
+    for node in reversed(first.graph.nodes):
+        yield node
+        if node is first:
+            return
+
+
+def _counted(node: torch.fx.Node) -> list[Any]:
+    """What a node changes so that its version counts it."""
+    return [node] if node.meta.get("in_place_view") else written_arguments(node)
 
 
 def _memory_of(node: torch.fx.Node, origin: dict[torch.fx.Node, list[torch.fx.Node]]) -> list[torch.fx.Node]:

@@ -94,7 +94,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
             and not _cut(world, value, made_here=False)
-            and not _is_older(world, value)
+            and not aliasing.is_older(value)
         ):
             return Finish(None, "", (value,))
     _refuse_finalizers(world)
@@ -103,6 +103,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             world.torch_call(function, args, {})
     roots = [*continuation.values, *_written_values(world, writes)]
     code.count(roots)
+    code.age_views()
     for name, value in zip(continuation.names, continuation.values, strict=False):
         code.name_root(name, value)
     body = code.lines
@@ -326,6 +327,7 @@ class Code:
     alive: list[object] = field(default_factory=list)
     positions: dict[int, int] = field(default_factory=dict)
     sources: dict[Source, str] = field(default_factory=dict)
+    older: dict[int, torch.fx.Node] = field(default_factory=dict)
     next_name: int = 0
 
     # Names.
@@ -403,6 +405,13 @@ class Code:
                 pending += reversed(list(attributes.values() if tensor else parts(value)))
                 if (owned := self.owner_of(value)) is not None:
                     pending.append(owned[0])
+
+    def age_views(self) -> None:
+        """Before all others the views that were there before the last write: those of one argument share its version."""
+        tensors = [value for value in self.alive if self.world.recorder_owns(value)]
+        self.older = {id(value): aliasing.root_of(value) for value in tensors if aliasing.is_older(value)}
+        for value in [value for value in tensors if id(value) in self.older]:
+            self.expression(value)
 
     def owner_of(self, value: object) -> tuple[object, str] | None:
         """The object made inside whose dict this is, and under which name."""
@@ -491,8 +500,12 @@ class Code:
         cut = _cut(self.world, value, made_here=True)
         if cut:
             text = self.start(value, f"{text}{cut}")
-        elif _is_older(self.world, value):
-            text = self.start(value, f"{self.bind('older', _older)}({text})")
+        elif id(value) in self.older:
+            text = self.start(value, text)
+            self.lines.append(f"{self.bind('increment', torch.autograd.graph.increment_version)}({text})")
+        elif self.older and value.viewed is not None and not value.requires_grad:
+            if aliasing.root_of(value) in self.older.values():
+                text = self.start(value, f"{self.bind('alias', torch.ops.aten.alias.default)}({text})")
         attributes = self.world.tensor_attributes.get(id(value))
         kind: type = value.python_class  # type: ignore[attr-defined]
         if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):  # type: ignore[attr-defined]
@@ -561,19 +574,6 @@ def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.
 def _gradient(value: Any) -> torch.Tensor | None:
     """What a backward inside has accumulated in a leaf that was made inside."""
     return value.grad if value.made_leaf else None
-
-
-def _is_older(world: World, value: Any) -> bool:
-    """Whether a view must say that its argument was written to since: if that is told to require a gradient, its views
-    have a history from then on. The graph makes a view when it has written."""
-    plain = world.recorder.level == "aten" and not value.requires_grad and not value.is_inference()
-    differentiable = value.dtype.is_floating_point or value.dtype.is_complex
-    return plain and differentiable and aliasing.is_older(value.node)
-
-
-def _older(view: torch.Tensor) -> torch.Tensor:
-    torch.autograd.graph.increment_version(view)
-    return view
 
 
 def _cut(world: World, value: Any, made_here: bool) -> str:
