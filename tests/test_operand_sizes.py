@@ -52,6 +52,7 @@ PAIR = sizes("333 444 441 414 453 435 122 111")
 ONE = sizes("333 444 441 419 143")
 FLAT = sizes("3333 4444 4441 4414 4435 4453 1111")
 MASKS = sizes("33331 44441 44141 44411 44341 44448 44447 14441")
+PIXELS = sizes("244 484 464 042 484 484 444 404 440 444 432")
 PART = sizes("333 444 441 443 434 133 211 413")
 
 
@@ -142,6 +143,7 @@ CASES: dict[str, tuple[Program, Callable[..., tuple[Tensor, ...]], Sizes]] = {
         sizes("522 622 612 621 422 322 632"),
     ),
     "embedding": (lambda x, i: torch.nn.functional.embedding(i, x) + 1, one, ONE),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2) + 1, lambda *shape: (torch.randn(*shape),), PIXELS),
 }
 
 
@@ -168,6 +170,22 @@ def test_operands_fit_or_the_error_is_eagers(name: str, dynamic: bool | None, or
                 torch.testing.assert_close(found, expected, msg=lambda text: f"{size}: {text}")
             else:
                 assert found is expected, size
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_eager_refuses_the_gradient_of_a_shuffle_without_elements(dynamic: bool | None) -> None:
+    def trained(function: Program, *shape: int) -> Any:
+        x = torch.zeros(shape, requires_grad=True)
+        function(x).sum().backward()
+        return x.grad
+
+    def shuffled(x: Tensor) -> Tensor:
+        return F.pixel_shuffle(torch.kron(x, torch.ones(1)), 2)
+
+    compiled = fusewright.compile(shuffled, dynamic=dynamic)
+    for shape in [(4, 4, 3), (8, 4, 5), (0, 4, 3), (4, 8, 3)]:
+        with pytest.raises(RuntimeError, match="invalid gradient") if 0 in shape else contextlib.nullcontext():
+            torch.testing.assert_close(trained(compiled, *shape), torch.ones(shape))
 
 
 SAME_PLACE: dict[str, Program] = {

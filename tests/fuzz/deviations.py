@@ -373,7 +373,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "written: its gradient is wrong (ours is that of the product that was computed). Equal once copies go in.",
         lambda found, text, examine: (
             ".grad" in found.where
-            and equal_if(found, text, examine, r"kron\((\w+), (\w+)", r"kron(\1.clone(), \2.clone()")
+            and equal_if(found, text, examine, r"kron\((\w+), (.+)\)\n", r"kron(\1.clone(), (\2).clone())\n")
         ),
     ),
     Deviation(

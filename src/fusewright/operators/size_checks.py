@@ -160,6 +160,11 @@ def _adaptive_pool(env: ShapeEnv, self: TensorType, *rest: Any) -> Pairs | None:
     return _hold(env, [Relation("<=", 1, size) for size in self.shape[1:]])
 
 
+def _pixel_unshuffle(env: ShapeEnv, self: TensorType, *rest: Any) -> Pairs | None:
+    """There is something to move: eager gives what has no elements back with the shape that it has."""
+    return _hold(env, [Relation("<=", 1, size) for size in self.shape])
+
+
 def _index(
     env: ShapeEnv, self: TensorType, indices: Sequence[TensorType | None], *rest: Any, **named: Any
 ) -> Pairs | None:
@@ -222,6 +227,7 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.max_pool2d_with_indices.default: _pool(aten.max_pool2d_with_indices.default),
     aten.avg_pool2d.default: _pool(aten.avg_pool2d.default),
     aten._adaptive_avg_pool2d.default: _adaptive_pool,
+    aten.pixel_unshuffle.default: _pixel_unshuffle,
     aten.index.Tensor: _index,
     aten._unsafe_index.Tensor: _index,
     aten.index_select.default: _index_select,

@@ -45,9 +45,19 @@ def interpolate(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, .
     symbolic = _fix_scales(given)
     plain = given.keys() <= set(_PARAMETERS) and not given.get("recompute_scale_factor") and not given.get("antialias")
     found = _operator_call(recorder, given) if plain and len(args) <= len(_PARAMETERS) else None
+    if found is None and _keeps_layout(recorder, given):
+        given["input"], symbolic = call(torch.Tensor.contiguous, (given["input"],), {}), True
     if found is None:
         return call(torch.nn.functional.interpolate, (), given) if symbolic else None
     return call(*found, {})
+
+
+def _keeps_layout(recorder: Recorder, given: dict[str, Any]) -> bool:
+    """Whether PyTorch's Python version would lay the result out as the input lies, where eager copies that first."""
+    x, mode = given.get("input"), given["mode"]
+    if recorder.level == "aten" or not recorder.symbolic or not isinstance(x, torch.Tensor) or not recorder.owns(x):
+        return False
+    return x.dim() == 3 and mode in ("nearest", "nearest-exact") and not x.is_contiguous()
 
 
 def _fix_scales(given: dict[str, Any]) -> bool:
