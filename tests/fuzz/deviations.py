@@ -175,12 +175,15 @@ class _InOrder(ast.NodeTransformer):
 
 
 def hashed_by_address(found: Difference, text: str, examine: Examine) -> bool:
-    """Whether only the order of a set differs, or of what is sorted by its text, which goes by where objects lie in
-    memory."""
+    """Whether only the order of a set differs, of what is sorted by its text, or of the letters of a text, which goes by
+    where objects lie in memory."""
     if found.kind == "value" and "an address" in found.eager:
         return sorted(found.ours) == sorted(found.eager)
     by_kind = re.sub(r"key=(lambda v: str\(v\)|str\b)", "key=lambda v: type(v).__name__", text)
     if by_kind != text and found.kind in ("value", "identity", "class") and examine(by_kind) is None:
+        return True
+    letters = text.replace("''.join(sorted(", "''.join(list(")
+    if letters != text and found.kind == "value" and examine(letters) is None:
         return True
     if "{*" in text and found.kind in ("class", "value", "identity"):
         if examine(ast.unparse(ast.fix_missing_locations(_InOrder().visit(ast.parse(text))))) is None:
