@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import fusewright
 from fusewright.base.events import STREAM, FellBack
+from fusewright.loops.lower import values
 from fusewright.sizes.expressions import Dim
 from fusewright.sizes.proofs import Facts, prove
 
@@ -336,6 +337,17 @@ def test_scatters_into_parts_of_varying_sizes(name: str, dynamic: bool | None, r
         for n in (4, 6, 12, 5, 7):
             x = make(n).requires_grad_(requires_grad)
             torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+
+
+def test_a_copy_whose_elements_are_not_shown_to_lie_apart_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (part := x[::2]).slice_scatter(part * 7, 1)
+
+    monkeypatch.setattr(values, "lie_apart", lambda *_: False)
+    compiled = fusewright.compile(function, dynamic=True)
+    for n in (6, 5, 7):
+        x = torch.rand(9, n).t()[::2]
+        torch.testing.assert_close(compiled(x), function(x), check_stride=True)
 
 
 def test_a_part_of_one_column_is_broadcast_whatever_is_learnt_after_it() -> None:

@@ -223,6 +223,11 @@ def split_factor(d: Expr, number: int, may_go: Callable[[Expr], bool]) -> tuple[
     return common, terms + d.constant // number
 
 
+def tightened(d: Dim) -> Dim:
+    """What is at least 0 where `d` is, and says the most: sums of terms are multiples of what divides all of them."""
+    return d if isinstance(d, int) else split_factor(d, math.gcd(*(times for _, times in d.terms)), lambda _: False)[1]
+
+
 Term = tuple[Monomial, int]
 
 

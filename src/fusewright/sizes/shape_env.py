@@ -38,6 +38,7 @@ from fusewright.sizes.expressions import (
     split_factor,
     substitute,
     symbol,
+    tightened,
     total,
 )
 
@@ -264,13 +265,13 @@ class ShapeEnv:
 
     def not_negative(self) -> tuple[Dim, ...]:
         """What the guards, and what is checked of sizes that depend on data, say to be at least 0."""
-        found: dict[Dim, None] = {}
+        found: list[Dim] = []
         for fact in (*self.guards, *self.asserted):
             difference = self.simplify(fact.right - fact.left)
             signs = {"<=": (difference,), "<": (difference - 1,), "==": (difference, -difference), "!=": ()}[fact.op]
-            found.update((d, None) for d in signs if not isinstance(d, int))
-        found.update((d, None) for zero in self._zero for d in (zero, -zero))  # which `simplify` has made nothing of
-        return tuple(found)
+            found += [tightened(d) for d in signs if not isinstance(d, int)]
+        found += [d for zero in self._zero for d in (zero, -zero)]  # which `simplify` has made nothing of
+        return tuple(dict.fromkeys(found))
 
     def guard(self, relation: Relation) -> bool:
         """Whether the relation holds: from what is known, else in the example, and then the answer becomes a guard."""
@@ -421,8 +422,7 @@ class ShapeEnv:
 
     def _divisible(self, difference: Dim) -> bool:
         """A difference that is zero only because of learnt divisibility."""
-        simpler = self._with_divisors(difference)
-        return isinstance(simpler, int) and simpler == 0
+        return self._with_divisors(difference) == 0
 
     def _never_zero(self, difference: Dim) -> bool:
         if self._certainly_not_negative(difference - 1) or self._certainly_not_negative(-1 - difference):
@@ -460,7 +460,7 @@ class ShapeEnv:
         if isinstance(difference, int):
             return
         if fact.op == "<=" or fact.op == "<":
-            positive = difference if fact.op == "<=" else difference - 1
+            positive = tightened(difference if fact.op == "<=" else difference - 1)
             self._not_negative.append(positive)
             self._learn_bound(positive)
         elif fact.op == "!=":

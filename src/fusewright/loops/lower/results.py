@@ -92,12 +92,13 @@ def with_owners(
 
 
 def as_recorded(program: LoopProgram, recorded: object, ref: BufferRef) -> BufferRef:
-    """`ref` with the recorded strides, where only those of single elements differ: no pass need keep them, and kernels
-    do not read them. Memory that the plan makes is made with them, so that its own tensor can be given."""
+    """`ref` with the recorded strides, where those of single elements differ: no pass need keep them, and kernels do
+    not read them. Where others differ (the steps of a copy with gaps were not shown to keep its elements apart), it is
+    refused. Memory that the plan makes is made with them, so that its own tensor can be given."""
     if not isinstance(recorded, TensorType) or recorded.stride == ref.stride or recorded.shape != ref.shape:
         return ref
     if not same_strides(recorded, replace(recorded, stride=ref.stride)):
-        return ref
+        raise CannotFunctionalise(f"a result with strides {recorded.stride} is made with {ref.stride}")
     buffer = program.buffers[ref.buffer]
     by_library = any(
         isinstance(one, Extern) and one.placement == "returned" and ref.buffer in one.outputs
