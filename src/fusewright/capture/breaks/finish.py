@@ -407,7 +407,7 @@ class Code:
                     pending.append(owned[0])
 
     def age_views(self) -> None:
-        """Before all others the views that were there before the last write: those of one argument share its version."""
+        """First of all the views from before the last write: those of one argument share its version."""
         tensors = [value for value in self.alive if self.world.recorder_owns(value)]
         self.older = {id(value): aliasing.root_of(value) for value in tensors if aliasing.is_older(value)}
         for value in [value for value in tensors if id(value) in self.older]:
@@ -489,7 +489,7 @@ class Code:
             self.outputs.append(value)
         return f"{OUTPUTS}[{position}]"
 
-    def _tensor(self, value: torch.Tensor) -> str:
+    def _tensor(self, value: Any) -> str:
         if is_wrapper(value):
             return self._wrapper(value)
         if not self.world.recorder_owns(value):
@@ -507,8 +507,8 @@ class Code:
             if aliasing.root_of(value) in self.older.values():
                 text = self.start(value, f"{self.bind('alias', torch.ops.aten.alias.default)}({text})")
         attributes = self.world.tensor_attributes.get(id(value))
-        kind: type = value.python_class  # type: ignore[attr-defined]
-        if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):  # type: ignore[attr-defined]
+        kind: type = value.python_class
+        if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):
             text = self.start(value, text)  # a leaf of autograd must stay the very tensor
             self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
         elif is_traced_subclass(value):
