@@ -372,14 +372,14 @@ def _cut_inputs(case: _Case) -> Iterator[_Case]:
 def _from(case: _Case, kept: set[torch.fx.Node], values: dict[torch.fx.Node, Any]) -> _Case:
     """The case with the calls `kept` alone: what the others give are inputs."""
     graph, copies, inputs = torch.fx.Graph(), {}, []
-    needed = dict.fromkeys(one for node in case.graph.nodes if node in kept for one in node.all_input_nodes)
+    copied = [node for node in case.graph.nodes if node in kept or node.op == "output"]
+    needed = dict.fromkeys(one for node in copied for one in node.all_input_nodes)
     for node in needed:
         if node not in kept:
             copies[node] = graph.placeholder(node.name)
             inputs.append(values[node])
-    for node in case.graph.nodes:
-        if node in kept or node.op == "output":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    for node in copied:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
     return replace(case, graph=graph, inputs=tuple(inputs))
 
 
