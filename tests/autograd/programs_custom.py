@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from tests.autograd.programs import Compiled, program, random
 
@@ -650,4 +651,47 @@ def custom_gives_what_it_takes(compiled: Compiled) -> list[Any]:
         for fn in (Given.apply, lambda b: (b, *Given.apply(b)), lambda b: (Given.apply(b)[0][0], b.sin())):
             results = compiled(lambda a: fn(inner(a)))(a := random(4, 3))
             held += [*torch.autograd.grad(sum(i * one.sum() for i, one in enumerate(results, 1)), a), *results]
+    return held
+
+
+KEYWORDS = TorchVersion(torch.__version__) >= "2.13"  # Function.apply takes them
+
+
+class Bound(torch.autograd.Function):
+    @staticmethod
+    def forward(a: torch.Tensor, b: Any = 3.0, k: float = 2.0, *rest: float) -> torch.Tensor:  # type: ignore[override]
+        return a * b * k
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.a, ctx.b, ctx.k, *ctx.rest = inputs
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+        of_b = g * ctx.a * ctx.k if ctx.needs_input_grad[1] else None
+        return g * ctx.b * ctx.k, of_b, *(None for _ in ctx.needs_input_grad[2:])
+
+
+class Placed(Bound):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: Any = 3.0, k: float = 2.0) -> torch.Tensor:  # type: ignore[override]
+        ctx.a, ctx.b, ctx.k = a, b, k
+        return a * b * k
+
+    setup_context = torch.autograd.Function.setup_context
+
+
+@program
+def custom_with_keywords_and_defaults(compiled: Compiled) -> list[Any]:
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = Bound.apply(a) + Bound.apply(a, b) * Placed.apply(b, 2.0) + Bound.apply(a, b, 3.0, 4.0)
+        if KEYWORDS:
+            y = y + Bound.apply(b=b, a=a) * Bound.apply(a, k=5.0) * Placed.apply(a, b=b, k=5.0)
+        return y.sum()
+
+    held, f = [], compiled(fn)
+    for default in (3.0, 4.0):
+        Bound.forward.__defaults__ = (default, 2.0)
+        held += second_and_third_order(lambda a: f(a, a.cos()))
+    Bound.forward.__defaults__ = (3.0, 2.0)
     return held

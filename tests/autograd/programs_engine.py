@@ -363,6 +363,20 @@ def grad_nonleaf_input(compiled: Compiled) -> list[Any]:
 
 
 @program
+def grad_past_an_outer_graph(compiled: Compiled) -> list[Any]:
+    """A part of each gradient, or all of it, comes through what was made outside."""
+
+    def ask(a, b, c):
+        return torch.autograd.grad((a * b).sin().sum() + c.sum(), (a, b), allow_unused=True)
+
+    asked, held = compiled(ask), []
+    for of in (lambda a: a * 2, lambda a: a[:2].repeat(2, 1)):
+        a, c = random(4, 3), random(4, 3)
+        held += [*asked(a, of(a), of(a)), *asked(c * 1, of(a), c), *asked(a, c, of(a)), *asked(d := of(a), d, c)]
+    return held
+
+
+@program
 def grad_penalty_inside(compiled: Compiled) -> list[Any]:
     d = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     for p in d.parameters():

@@ -44,6 +44,7 @@ BREAKS: dict[str, set[str]] = {
     "backward_hooked_param": {"autograd-call"},
     "backward_hook_added_later": {"autograd-call"},
     "backward_outer_graph": {"autograd-call"},
+    "grad_past_an_outer_graph": {"autograd-call"},
     "ckpt_break_inside": {"checkpoint"},
     "ckpt_eager_frames": {"explicit-graph-break"},
     "func_grad_of_compiled": {"transform-active"},

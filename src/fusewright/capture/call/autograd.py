@@ -29,6 +29,7 @@ from fusewright.capture.border.looked_up import method_reads, reads_of
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
+from fusewright.capture.interpret.arguments import by_place
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
 from fusewright.record import applications
@@ -57,6 +58,12 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     rules are its own."""
     cls, *values = args
     values = [tracer.world.materialise(value) for value in values]
+    kwargs = {name: tracer.world.materialise(value) for name, value in kwargs.items()}
+    bound = by_place(cls.forward, _sets_up(cls), values, kwargs, tracer.world.load_default)
+    if bound is None or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
+        detail = f"{cls.__qualname__} is applied with arguments that have no place, or takes boxed gradients"
+        raise GraphBreak("autograd-function", detail)
+    values = bound
     differentiates = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in values
     )
@@ -65,11 +72,6 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if not tracer.assumptions.custom_gradients:
         reason = tracer.assumptions.gradient_refused
         raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward stays outside: {reason}")
-    bound = kwargs or (_sets_up(cls) and _has_defaults(cls.forward, values))
-    if bound or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
-        raise GraphBreak(
-            "autograd-function", f"{cls.__qualname__} is applied with keyword arguments, defaults or boxed gradients"
-        )
     recorder = tracer.recorder
     if not differentiates:
         return unwatched(_stand_in(tracer, cls).apply, *values)
@@ -90,12 +92,6 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _sets_up(cls: Any) -> bool:
     return cls.setup_context is not _SingleLevelFunction.setup_context
-
-
-def _has_defaults(forward: Any, values: list[Any]) -> bool:
-    """Whether these are not all arguments that autograd is given: it counts defaults, too."""
-    code = getattr(forward, "__code__", None)
-    return code is not None and code.co_argcount + code.co_kwonlyargcount > len(values)
 
 
 def _note_user_code(tracer: Tracer, what: Application | Hook | None) -> None:
@@ -182,6 +178,12 @@ def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     _check_engine_call(tracer, outputs, "torch.autograd.grad", inputs)
     if given.get("is_grads_batched") or not all(map(_is_ours, inputs)):
         _refuse(tracer, "torch.autograd.grad of batched gradients, or of graph edges", inputs)
+    histories, outside = _histories(tracer), [one for one in inputs if tracer.world.outside(one) is not None]
+    for leaf in _ends(outputs):
+        # the engine would go on outside, perhaps to one of these
+        if (value := histories.get(id(leaf))) is not None and any(one is not value for one in outside):
+            what = "torch.autograd.grad past a tensor whose graph was made outside of the compiled function"
+            _refuse(tracer, what, inputs)
     for value in inputs:
         _without_hooks(tracer.world, value)
     result = tracer.world.torch_call(torch.autograd.grad, args, kwargs)
@@ -240,9 +242,14 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
             world.effects.store_slot(leaf, "grad", gradient)
 
 
-def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
-    """The traced leaves that the roots' graphs lead to."""
-    outside = {id(node.meta["leaf"]) for node, _ in tracer.recorder.inputs if node.meta.get("history") is not None}
+def _histories(tracer: Tracer) -> dict[int, Any]:
+    """The tensors whose graphs were made outside of the compiled function, by the leaves that stand for them."""
+    inputs = (node.meta for node, _ in tracer.recorder.inputs if node.meta.get("history") is not None)
+    return {id(meta["leaf"]): meta["example_value"] for meta in inputs}
+
+
+def _ends(roots: list[Any]) -> Iterator[Any]:
+    """The leaves that the roots' graphs lead to."""
     seen: set[Any] = set()
     pending = [root.grad_fn for root in roots if root.grad_fn is not None]
     yield from (root for root in roots if root.grad_fn is None and root.requires_grad)
@@ -254,14 +261,21 @@ def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
         leaf = getattr(node, "variable", None)
         if leaf is None:
             pending += [following for following, _ in node.next_functions if following is not None]
-        elif id(leaf) in outside:
+        else:
+            yield leaf
+
+
+def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
+    """The traced leaves that the roots' graphs lead to."""
+    histories = _histories(tracer)
+    for leaf in _ends(roots):
+        if id(leaf) in histories:
             raise GraphBreak(
                 "autograd-call", "backward() through a tensor whose graph was made outside of the compiled function"
             )
-        elif not _is_ours(leaf):
+        if not _is_ours(leaf):
             raise GraphBreak("autograd-call", "backward() into a tensor that the capture does not know")
-        else:
-            yield leaf
+        yield leaf
 
 
 _TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

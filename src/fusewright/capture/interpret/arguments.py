@@ -6,12 +6,20 @@ tuple, the `**kwargs` dict). Always holds: a call that does not fit raises the v
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.torch_version import TorchVersion
+
+from fusewright._native import isinstance
 from fusewright.base.signals import UserException
 from fusewright.capture.bytecode.instructions import CO_VARARGS, CO_VARKEYWORDS, NULL, constant_body
+
+_TAKES_KEYWORDS = TorchVersion(torch.__version__) >= "2.13"  # Function.apply
 
 LoadDefault = Callable[[types.FunctionType, int | str | None], object]
 
@@ -36,6 +44,31 @@ def bind(
     if flags & CO_VARKEYWORDS:
         values.append(extra)
     return values
+
+
+def by_place(
+    forward: Any, sets_up: bool, args: list[Any], kwargs: dict[str, Any], load_default: LoadDefault
+) -> list[Any] | None:
+    """What `torch.autograd.Function.apply` gives to autograd: arguments by place, with defaults where there is a
+    `setup_context`. None where it refuses some, or binds them in a way that is not known."""
+    if kwargs and not _TAKES_KEYWORDS:
+        return None
+    if sets_up:
+        function = inspect.unwrap(forward)
+        if not isinstance(function, types.FunctionType):
+            return None
+        code, values = function.__code__, bind(function, tuple(args), kwargs, load_default)
+        if code.co_kwonlyargcount or code.co_flags & CO_VARKEYWORDS:
+            return None
+        return [*values[:-1], *values[-1]] if code.co_flags & CO_VARARGS else values
+    if not kwargs:
+        return args
+    if not isinstance(forward, types.FunctionType):
+        return None
+    code = forward.__code__
+    names = code.co_varnames[len(args) + 1 : code.co_argcount]  # the first one is the context
+    given = list(itertools.takewhile(kwargs.__contains__, names))
+    return [*args, *(kwargs[name] for name in given)] if len(given) == len(kwargs) else None
 
 
 def _bind_keywords(
