@@ -208,3 +208,19 @@ def test_what_is_saved_is_freed_without_the_garbage_collector(run: Function) -> 
     held = weakref.ref(result)
     del result
     assert held() is None
+
+
+def test_a_second_backward_of_what_saves_nothing_is_refused() -> None:
+    """Which eager allows: docs/guarantees.md."""
+
+    def twice(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        x = torch.ones(3, requires_grad=True)
+        loss = function(x)
+        loss.backward()
+        loss.backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [2, 2, 2]
+
+    twice(torch.sum)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        twice(fusewright.compile(lambda x: x.sum()))
