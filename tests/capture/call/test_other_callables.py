@@ -179,7 +179,7 @@ def test_a_debugger_stops_in_the_programs_frame(monkeypatch: pytest.MonkeyPatch)
     def program(x: torch.Tensor, stops: bool) -> torch.Tensor:
         y = x + 1
         if stops:
-            breakpoint()  # noqa: T100
+            breakpoint()
         return y * 2
 
     frames: list[Any] = []
