@@ -74,7 +74,7 @@ class _Silent:
 def _calls_back(reference: Any) -> bool:
     """Whether a weak reference has a callback; a proxy does not say so."""
     proxy = type(reference) in weakref.ProxyTypes
-    return proxy or weakref.ref.__callback__.__get__(reference) is not None  # type: ignore[attr-defined]
+    return proxy or weakref.ref.__callback__.__get__(reference) is not None  # type: ignore[misc]
 
 
 def _held(values: Iterable[object]) -> Iterator[Any]:
