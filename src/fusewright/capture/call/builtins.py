@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright._native import isinstance
+from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.absent import look_alike
@@ -51,7 +52,7 @@ from fusewright.capture.call.support import (
     or_error,
 )
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Attribute
+from fusewright.capture.guards.sources import Attribute, Constant
 from fusewright.sizes import symfloat as runtime_float
 
 if TYPE_CHECKING:
@@ -486,8 +487,20 @@ def _weak_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     call_classes.check_watched(world, args)
     if len(args) != 1 or kwargs or (world.outside(args[0]) is not None and not world.is_raw(args[0])):
         raise GraphBreak("untraceable-call", "a weak reference with a callback, or to a container from outside")
-    world.guard_identity(args[0])  # by which it is compared
-    return native(weakref.ref, args[0])
+    reference, record = native(weakref.ref, args[0]), world.outside(args[0])
+    if record is not None and not isinstance(record.source, Constant):  # what it refers to tells what it equals
+        world.guard("CALL", record.source, _Refers(reference))
+    return reference
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Refers:
+    """A CALL guard's callable: this is the object, which the guard does not keep alive."""
+
+    reference: weakref.ref[Any]
+
+    def __call__(self, value: object) -> bool:
+        return self.reference() is value
 
 
 def _thread_identity(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:

@@ -828,7 +828,7 @@ def a_deep_copy_shares_what_the_original_shares():
     return f, [(x(), {1}), (x(), {1, 2})]
 
 
-@program("untraceable-call")
+@program("untraceable-call", "opaque-object")
 def keys_that_are_known_by_identity():
     """Equal ones, whose comparison is a tensor, or the program's."""
 
@@ -992,7 +992,7 @@ IDS: dict = {}
 HASHES: set = set()
 
 
-@program("untraceable-call")
+@program("untraceable-call", "opaque-object")
 def keys_that_are_known_by_what_they_refer_to():
     class Plain:
         pass
