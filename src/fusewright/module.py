@@ -190,6 +190,7 @@ class CompiledModuleBase(TwinBase):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         return self._fusewright_caller(*args, **kwargs)
 
+    __call__.__annotations__.clear()  # its signature is nn.Module's
     # The same without Python, while a call comes to the compiled `forward`.
     __call__ = _native.ModuleCall(__call__, own_methods.CALL, own_methods.CALL_IMPL, vars(module_hooks))  # type: ignore[assignment]
 

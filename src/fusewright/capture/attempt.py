@@ -36,6 +36,7 @@ from fusewright.capture.bytecode.resume import CannotCut, Resumption
 from fusewright.capture.call import dispatch as calls
 from fusewright.capture.call.autograd import computed_from
 from fusewright.capture.call.collectives import finish_collectives
+from fusewright.capture.call.output import check_filters
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guards.sources import Local
 from fusewright.capture.guards.torch_state import TENSOR_METHODS
@@ -258,6 +259,7 @@ class _Attempt:
         recorder, world = tracer.recorder, tracer.world
         finish_collectives(tracer)
         check_history(world)
+        check_filters(world)
         finished = finish.build(tracer, continuation)
         recorder.refuse_unasked = None  # from here on it is PyTorch and we who read tensors
         check_results(world, finished.outputs)

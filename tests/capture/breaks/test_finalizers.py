@@ -270,3 +270,82 @@ def test_what_places_from_outside_hold_dies_where_eager_lets_go_of_it(change: Ca
             logs.append(list(LOG))
             del places
     assert logs == [logs[0]] * 4
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+class Kept:
+    """Keeps another object, and tells nothing of itself."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+def suspended() -> Iterator[int]:
+    made = counting(2)
+    next(made)
+    return made
+
+
+NAMED: object = None
+
+
+def let_go_by_name() -> None:
+    global NAMED
+    NAMED = None
+
+
+TOLD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "callback": (Held, lambda held: weakref.ref(held, lambda _: LOG.append("gone"))),
+    "of a tensor": (lambda: torch.ones(1), lambda held: weakref.ref(held, lambda _: LOG.append("gone"))),
+    "finalize": (Held, lambda held: weakref.finalize(held, LOG.append, "gone") and None),
+    "proxy": (Held, lambda held: weakref.proxy(held, lambda _: LOG.append("gone"))),
+    "weak key": (Held, lambda held: WEAK_KEYS.update({held: 1})),
+    "weak value": (Held, lambda held: WEAK_VALUES.update({"a": held})),
+    "finalizer": (Noted, lambda held: None),
+    "finalizer of what it keeps": (lambda: Kept([Noted()]), lambda held: None),
+    "generator": (suspended, lambda held: None),
+}
+PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], object]]] = {
+    "attribute": (Holder, lambda holder: setattr(holder, "held", None)),
+    "deleted attribute": (Holder, lambda holder: delattr(holder, "held")),
+    "list": (lambda held: [held], lambda held: held.clear()),
+    "nested list": (lambda held: Holder([[held]]), lambda holder: holder.held.clear()),
+    "slot": (Slotted, lambda slotted: setattr(slotted, "held", None)),
+    "cell": (lambda held: (lambda: held).__closure__[0], lambda cell: setattr(cell, "cell_contents", 1)),  # type: ignore[index]
+    "global": (lambda held: globals().update(NAMED=held), lambda _: let_go_by_name()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("told", TOLD)
+def test_the_program_is_told_when_a_store_lets_go(told: str, place: str) -> None:
+    make, watch = TOLD[told]
+    hold, change = PLACES[place]
+    # What the first call lets go of tells nothing, where a guard sees the next one's.
+    quiet = make if place in ("slot", "cell") or "keeps" in told else lambda: None
+
+    def program(x: torch.Tensor, holder: Any) -> torch.Tensor:
+        LOG.append(len(WEAK_KEYS) + len(WEAK_VALUES))
+        change(holder)
+        LOG.append(len(WEAK_KEYS) + len(WEAK_VALUES))
+        return x + 1
+
+    logs = []
+    for run in (program, fusewright.compile(program, backend="eager")):
+        for found in (quiet, make):
+            LOG.clear()
+            held = found()
+            watched = None if held is None else watch(held)
+            holder = hold(held)
+            del held
+            run(torch.ones(1), holder)
+            logs.append(list(LOG))
+            del holder, watched
+    assert len(logs[1]) > 2 or logs[1][0] > logs[1][1]
+    assert logs[:2] == logs[2:]

@@ -114,6 +114,21 @@ def program(a, b=2):
     return a + 1
 """,
     "breaks": keeping("fusewright.graph_break()\nLOG.append(p)\nreturn p", "LOG.append(kept(b))\nreturn a + 1"),
+    "breaks, and keeps few": keeping(
+        "fusewright.graph_break()\nLOG.append((p, q))\nreturn [p]",
+        "r = kept(b), kept(b, q=2), kept(b)\nLOG.append((r[0] is r[2], r[0] is r[1]))\nreturn a + 1",
+        how="lru_cache(maxsize=2)",
+        takes="p, q=1",
+    ),
+    "breaks, and keeps one": keeping(
+        "fusewright.graph_break()\nLOG.append(p)\nreturn [p]",
+        "r = kept(1), kept(b), kept(1)\nLOG.append(r[0] is r[2])\nreturn a + 1",
+        how="lru_cache(maxsize=1)",
+    ),
+    "breaks and raises": keeping(
+        "fusewright.graph_break()\nLOG.append(p)\nraise ValueError(p)",
+        "try: kept(b)\nexcept ValueError as e: LOG.append(str(e))\nreturn a + 1",
+    ),
     "is changed behind a break": keeping(
         NOTES,
         "LOG.append(kept(b))\nfusewright.graph_break()\nLOG.append(kept(b))\n"

@@ -6,6 +6,7 @@ import functools
 import inspect
 import operator
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +136,56 @@ def test_an_import_sees_what_the_call_has_put_into_the_table_of_modules() -> Non
             assert compiled(torch.ones(1), stands)[1] == stands
     finally:
         del sys.modules["put_by_a_call"]
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+SEEN: list[tuple[str, str]] = []
+
+
+def seen(frame: types.FrameType, event: str, argument: object) -> Any:
+    SEEN.append((frame.f_code.co_name, event))
+    return seen
+
+
+def begun(setter: Any) -> None:
+    setter(seen)
+
+
+@pytest.mark.parametrize("inlined", [False, True])
+@pytest.mark.parametrize("setter", [sys.settrace, sys.setprofile], ids=lambda setter: setter.__name__)
+def test_a_tracer_that_the_call_sets_sees_the_programs_frames(setter: Any, inlined: bool) -> None:
+    def program(x: torch.Tensor, watched: bool) -> torch.Tensor:
+        x = doubled(x)
+        if watched:
+            begun(setter) if inlined else setter(seen)
+        x = doubled(x)
+        setter(None)
+        return doubled(x)
+
+    logs = []
+    for run in (program, fusewright.compile(program, backend="eager")):
+        for watched in (False, True, False, True):
+            SEEN.clear()
+            assert run(torch.ones(1), watched).item() == 8
+            logs.append(list(SEEN))
+    assert logs[:4] == logs[4:]
+    assert ("doubled", "call") in logs[1]
+
+
+def test_a_debugger_stops_in_the_programs_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: torch.Tensor, stops: bool) -> torch.Tensor:
+        y = x + 1
+        if stops:
+            breakpoint()
+        return y * 2
+
+    frames: list[Any] = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: frames.append(sys._getframe(1)))
+    compiled = fusewright.compile(program, backend="eager")
+    for stops in (True, False, True):
+        compiled(torch.ones(1), stops)
+    assert [frame.f_code for frame in frames] == [program.__code__] * 2
+    assert frames[1].f_locals["y"].item() == 2

@@ -106,6 +106,7 @@ class Effects:
     slots: dict[tuple[int, str], SlotStore] = field(default_factory=dict)
     cells: dict[int, CellStore] = field(default_factory=dict)
     calls: list[DeferredCall] = field(default_factory=list)
+    filters: bool = False  # whether it says which warnings are shown
     data: list[tuple[Any, int]] = field(default_factory=list)  # whose `data` is replaced, and its version then
     hooked: dict[int, tuple[Any, int]] = field(default_factory=dict)  # outside tensors with new hooks; version then
 
@@ -181,7 +182,12 @@ def let_go(effects: Effects, written: Iterable[Any]) -> Iterator[object]:
     for namespace in written:
         yield from map(namespace.real.get, namespace.stores)
     for slot in effects.slots.values():
-        yield slot.target  # what it held is not looked for
+        yield slot.target  # what a descriptor in C gives is not asked for
+        kinds = type(slot.target).__mro__
+        held = next((vars(kind)[slot.name] for kind in kinds if slot.name in vars(kind)), None)
+        if type(held) is types.MemberDescriptorType:
+            with contextlib.suppress(AttributeError):
+                yield held.__get__(slot.target)
     for store in effects.cells.values():
         with contextlib.suppress(ValueError):
             yield store.cell.cell_contents

@@ -81,6 +81,7 @@ class World(Protocol):
     arrays: list[tuple[Any, Source, torch.Tensor]]
     error_states: list[Any]
     recordings: list[Any]
+    identities: dict[int, object]
     foreseen: Any
     iterators: dict[int, DeferredCall]
     generators: dict[int, tuple[Any, Any, Any]]

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import args_of, cause_of, context_of
+from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import contents, registration
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline
@@ -233,6 +234,8 @@ def _state_parts(made: Any) -> Any:
 
 
 def atom(code: Code, value: Any) -> str:
+    if type(value) is int and value in code.world.identities:
+        raise GraphBreak("opaque-object", "the identity of an object that the call makes, which is made anew")
     if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
         return f"float({str(value)!r})"
     if type(value) is complex:

@@ -23,15 +23,16 @@ from torch._ops import OpOverload
 
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass, field
-from fusewright.base.signals import GraphBreak, SkipFrame
+from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import aliasing
-from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed, let_go
+from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
 from fusewright.capture.border.torch_function import is_traced_subclass
-from fusewright.capture.border.values import cls as classes, context
+from fusewright.capture.border.values import context
 from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
+from fusewright.capture.breaks.last_references import refuse_finalizers
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object, dict_of, set_text
 from fusewright.capture.guards.sources import (
     Computed,
@@ -97,7 +98,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             and not aliasing.is_older(value)
         ):
             return Finish(None, "", (value,))
-    _refuse_finalizers(world)
+    refuse_finalizers(world)
     if tracer.recorder.level == "torch":  # the graph leaves the settings as it found them
         for function, args in context.changes(state, world.state):
             world.torch_call(function, args, {})
@@ -124,14 +125,6 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     exec(compile(text, name, "exec"), namespace)  # our own text, made in this process
     made = namespace.pop("finish")  # which holds the namespace
     return Finish(made, text, tuple(code.outputs), (*_changes(world, writes), *restored))
-
-
-def _refuse_finalizers(world: World) -> None:
-    """Stores are replayed behind the graph: what tells the program of its death would do so too late."""
-    for gone in let_go(world.effects, world.written_dicts()):
-        kind = type(gone)
-        if isinstance(classes.lookup(kind, "__del__"), types.FunctionType):
-            raise SkipFrame("finalizer", f"the last reference to a {kind.__qualname__} may be overwritten")
 
 
 def _let_go(body: list[str]) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright._native import isinstance
+from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.absent import look_alike
@@ -51,7 +52,7 @@ from fusewright.capture.call.support import (
     or_error,
 )
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Attribute
+from fusewright.capture.guards.sources import Attribute, Constant
 from fusewright.sizes import symfloat as runtime_float
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ def _id(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
     world = tracer.world
     record = world.outside(args[0])
     if record is None:
+        if not is_constant(args[0]):
+            world.identities[id(args[0])] = args[0]
         return id(args[0])
     world.guard("IS", record.source, record.real)
     return id(record.real)
@@ -161,9 +164,24 @@ def _hash(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     method = classes.python_method(world, type(obj), "__hash__") if type(obj) not in PLAIN else None
     if method is not None and not is_constant(obj):
         return protocols.answered(world, obj, "__hash__", hash, tracer.call(method, (obj,)))
-    if world.is_raw(obj):
-        _id(tracer, args, kwargs)
-    return native(hash, obj)
+    made: list[Any] = []
+    number = native(hash, _as_known_by(world, obj, made))
+    if made:
+        world.identities[number] = made
+    return number
+
+
+def _as_known_by(world: World, key: Any, made: list[Any]) -> Any:
+    """A key as outside: what its hash is made of that is known by its identity is guarded, and the object itself; or
+    noted, if the call has made it."""
+    if type(key) in (tuple, frozenset):
+        return type(key)(_as_known_by(world, part, made) for part in key)
+    if world.outside(key) is not None:
+        world.guard_identity(key)
+        return world.real_of(key)
+    if not is_constant(key) and (type(key).__hash__ is object.__hash__ or isinstance(key, torch.Tensor)):
+        made.append(key)
+    return key
 
 
 # Length, iteration, folding.
@@ -469,7 +487,20 @@ def _weak_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     call_classes.check_watched(world, args)
     if len(args) != 1 or kwargs or (world.outside(args[0]) is not None and not world.is_raw(args[0])):
         raise GraphBreak("untraceable-call", "a weak reference with a callback, or to a container from outside")
-    return native(weakref.ref, args[0])
+    reference, record = native(weakref.ref, args[0]), world.outside(args[0])
+    if record is not None and not isinstance(record.source, Constant):  # what it refers to tells what it equals
+        world.guard("CALL", record.source, _Refers(reference))
+    return reference
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Refers:
+    """A CALL guard's callable: this is the object, which the guard does not keep alive."""
+
+    reference: weakref.ref[Any]
+
+    def __call__(self, value: object) -> bool:
+        return self.reference() is value
 
 
 def _thread_identity(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
@@ -487,7 +518,7 @@ ROWS: list[tuple[Any, Row]] = [
     (type, lambda tracer, args, kwargs: call_classes.construct(tracer, type, args, kwargs)), (getattr, _getattr),
     (hasattr, _hasattr), (setattr, _setattr),
     (delattr, _delattr), (vars, _vars), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
-    (iter, _iter),
+    (torch.Tensor.__hash__, _id), (iter, _iter),
     (next, _next),
     (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (functools.reduce, _reduce),
     (reversed, _reversed), *ITERABLE_ROWS,

@@ -140,9 +140,26 @@ def _called(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     if not _nothing_changed(tracer):  # its body may read what is not written yet
         raise GraphBreak("cached-function", f"{_name(fn)} after stores that it may read")
-    result = _asked(tracer, fn, args, kwargs)
-    asked = functools.partial(fn, **kwargs) if kwargs else fn
-    world.guard_answer(asked, args, world.real_of(result), identical=True)
+    parameters = fn.cache_parameters() if type(fn) is functools._lru_cache_wrapper else None
+    if parameters is None:
+        result = _asked(tracer, fn, args, kwargs)
+        asked = functools.partial(fn, **kwargs) if kwargs else fn
+        world.guard_answer(asked, args, world.real_of(result), identical=True)
+        return result
+    most, table = parameters["maxsize"], world.cached.setdefault(id(fn), {})
+    table[object()] = None  # what a key's own equality says is not asked
+    if most is not None and len(table) > most:  # the next attempt would run a body again
+        raise GraphBreak("cached-function", f"{_name(fn)}, whose cache is too small for what one call keeps in it")
+    try:
+        _asked(tracer, fn, args, kwargs)
+    except UserException:
+        once = [fn]  # it is to raise anew at each call
+        world.guard("CALL", FunctionSource(), _Holding(once))
+        world.effects.defer(list.clear, (world.load(once, world.constant(once, "once")),), {})
+        raise
+    result = _known(tracer, fn, _key(fn, args, kwargs), 0)
+    if most is not None:
+        world.effects.defer(_remembering(fn), (fn, args, kwargs, result), {})
     return result
 
 
@@ -151,7 +168,8 @@ def _nothing_changed(tracer: Tracer) -> bool:
     world, recorder = tracer.world, tracer.recorder
     if recorder.wrote or recorder.changes or recorder.drawn or recorder.drew or world.generators:
         return False
-    return not world.written_dicts() and stamp(world.effects) == stamp(Effects())
+    own = sum(call.function is list.clear for call in world.effects.calls)  # see `_called`
+    return not world.written_dicts() and stamp(world.effects) == (*stamp(Effects())[:3], own)
 
 
 def _computed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -268,6 +286,19 @@ class _Entry:
 
     def __repr__(self) -> str:
         return f"the cache of {self.fn.__qualname__} {'lacks' if self.held is MISSING else 'holds'} {self.key!r}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Holding:
+    """A CALL guard's callable: the list has not been emptied, as the call does that was captured."""
+
+    once: list[Any]
+
+    def __call__(self, subject: object) -> bool:
+        return bool(self.once)
+
+    def __repr__(self) -> str:
+        return "the body of a function that keeps its results raised, and is to be run again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fusewright._native import isinstance
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border import native_ready, torch_function
 from fusewright.capture.border.effects import let_go
 from fusewright.capture.border.native import Trampoline, native
@@ -78,8 +78,19 @@ def _control_flow(place: tuple[str, str]) -> Row:
     return run
 
 
+_WATCHERS = frozenset({
+    "sys.settrace", "sys.setprofile", "sys.monitoring.set_events", "sys.monitoring.set_local_events",
+    "builtins.breakpoint",
+})  # fmt: skip
+
+
+def _watched(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A row: a debugger, tracer or profiler begins, which is to see the program's frames and none of ours."""
+    raise SkipFrame("untraceable-call", "a debugger, a tracer or a profiler begins")
+
+
 NAMED_ROWS: dict[tuple[str, str], Row] = {
-    **call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **generators.NAMED_ROWS,
+    **call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **generators.NAMED_ROWS, ("pdb", "set_trace"): _watched,
     **{place: _control_flow(place) for place in PLAIN},
 }  # fmt: skip
 
@@ -117,6 +128,8 @@ def refuse(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if rule is not None:
         tracer.world.guard_identity(fn)
         return rule(tracer, fn, args, kwargs)
+    if describe(fn) in _WATCHERS:
+        _watched(tracer, args, kwargs)
     raise GraphBreak(call_support.break_code(fn, "untraceable-call"), describe(fn))
 
 

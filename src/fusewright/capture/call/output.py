@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.native import native
+from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.call.torch import defer_output
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.interfaces import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -70,6 +71,20 @@ def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     if error and _action(warnings.filters, message, category, place, module) == "error":
         raise UserException(category(message))
     defer_output(tracer, warn_at, (message, category, place.file, place.line, module), {})
+
+
+_DECIDE = ("filters", "showwarning", "_showwarnmsg_impl")
+
+
+def check_filters(world: World) -> None:
+    """Warnings, and what sets their filters, wait until behind the graph: who looks at the filters, or changes them by
+    hand, must find it done."""
+    if not world.effects.filters and all(call.function not in (warn_at, warnings.warn) for call in world.effects.calls):
+        return
+    held = world.known_stand_in(vars(warnings))
+    looked = {*held.loaded, *held.stores} if type(held) is OutsideDict else set(held or ())
+    if world.known_stand_in(warnings.filters) is not None or not looked.isdisjoint(_DECIDE):
+        raise SkipFrame("untraceable-call", "filters of warnings are looked at in between")
 
 
 def _may_be_error(tracer: Tracer, category: type[Warning]) -> bool:
@@ -174,6 +189,7 @@ def _later(function: Any) -> Any:
         world, name = tracer.world, function.__name__
         if name in ("__enter__", "__exit__") and not isinstance(args[0], warnings.catch_warnings):
             return tracer.inline(function, args, kwargs)
+        world.effects.filters = True
         if name in ("simplefilter", "filterwarnings"):
             with warnings.catch_warnings():
                 native(function, *args, **kwargs)  # its complaint, if there is one

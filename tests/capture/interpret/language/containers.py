@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import weakref
 from types import MappingProxyType
 
 import torch
@@ -827,7 +828,7 @@ def a_deep_copy_shares_what_the_original_shares():
     return f, [(x(), {1}), (x(), {1, 2})]
 
 
-@program
+@program("untraceable-call", "opaque-object")
 def keys_that_are_known_by_identity():
     """Equal ones, whose comparison is a tensor, or the program's."""
 
@@ -983,3 +984,64 @@ def proxies_that_leave():
 
 class Holder:
     pass
+
+
+# What holds numbers that differ between runs: the walk sees closures, not globals.
+HELD: list = []
+IDS: dict = {}
+HASHES: set = set()
+
+
+@program("untraceable-call", "opaque-object")
+def keys_that_are_known_by_what_they_refer_to():
+    class Plain:
+        pass
+
+    one, two = Plain(), Plain()
+    first, second = x(), x()
+    makers = (
+        weakref.ref,
+        lambda value: (weakref.ref(value), 1),
+        hash,
+        lambda value: hash((value, 1)),
+        lambda value: hash(frozenset([value])),
+    )
+    HELD[:] = [({make(one): 1, make(two): 2, make(first): 3}, [make(two), make(second)]) for make in makers]
+
+    def f(x, key):
+        found = []
+        for make, (table, items) in zip(makers, HELD):
+            made = make(key)
+            found.append((table.get(made), made in items, items.count(made)))
+        return x + 1, found
+
+    return f, [(x(), one), (x(), two), (x(), first), (x(), second), (x(), one), (x(), Plain())]
+
+
+@program("opaque-object")
+def identities_of_what_a_call_makes_leave_it():
+    class Plain:
+        pass
+
+    kept = []
+    IDS.clear()
+    HASHES.clear()
+
+    def f(x, how):
+        y, made, items = x + 1, Plain(), [x]
+        if how == 0:
+            IDS[id(made)] = IDS[id(items)] = IDS[id(y)] = how
+        elif how == 1:
+            HASHES.add(hash(made))
+            HASHES.add(hash(y))
+            HASHES.add(hash((made, y)))
+        kept.append((y, made, items))
+        return id(items) == id(items), id(y) == hash(y), len({id(made), id(y)})
+
+    def known():
+        return [
+            ([id(part) in IDS for part in parts], [hash(part) in HASHES for part in (*parts[:2], (parts[1], parts[0]))])
+            for parts in kept
+        ]
+
+    return f, [(x(), 0), (x(), 1), (x(), 2), (x(), 0), (x(), 1)], known

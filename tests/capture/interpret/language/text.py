@@ -348,6 +348,49 @@ def warnings_that_are_errors_are_raised_where_they_are_given():
     return f, calls(), lambda: log
 
 
+@program("untraceable-call", "opaque-object")
+def filters_of_warnings_are_looked_at_and_changed_by_hand():
+    import warnings
+
+    log, known = [], warnings.filters
+
+    def f(x, n):
+        first = warnings.filters[0] if n == 1 else None
+        with warnings.catch_warnings(record=n > 1) as seen:
+            warnings.simplefilter("ignore" if n == 3 else "always")
+            log.append((len(warnings.filters), warnings.filters[0][0], warnings.filters is known, len(known)))
+            warnings.warn("one")
+            warnings.filters.insert(0, ("always", None, UserWarning, None, 0))
+            warnings.filters[:] = warnings.filters[:3]
+            warnings.warn("two")
+            if n == 4:
+                warnings.showwarning = lambda message, *rest: log.append(str(message))
+                warnings.warn("three")
+        log.append((len(warnings.filters), warnings.filters is known, first and first[0], seen and len(seen)))
+        return x + n
+
+    return f, [(x(), 1), (x(), 2), (x(), 3), (x(), 4), (x(), 1)], lambda: (log, warnings.showwarning.__name__)
+
+
+@program("untraceable-call")
+def filters_of_warnings_that_stay_are_looked_at():
+    import warnings
+
+    def f(x, n):
+        warnings.warn("before")
+        warnings.filters.append(("ignore", None, UserWarning, None, n))
+        if n == 2:
+            return x
+        if n == 1:
+            warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", "ab")
+        text = warnings.filters[0][1].pattern
+        warnings.resetwarnings()
+        return x + n, text, len(warnings.filters)
+
+    return f, [(x(), 1), (x(), 2), (x(), 1)]
+
+
 @program
 def text_wrap_and_helpers():
     def f(x, s):

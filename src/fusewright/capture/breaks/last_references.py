@@ -1,0 +1,90 @@
+"""Objects whose death the program is told of, by a finalizer, a weak reference with a callback or a generator's
+`finally`.
+
+Takes what places of outside objects held that hold something else after the frame; refuses the frame where an object
+among it, or one that such an object holds, tells: stores are replayed behind the graph, too late for that. Always
+holds: no code of the program is run, and nothing is kept alive.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright._native import FrameCache, isinstance
+from fusewright.base.records import dataclass
+from fusewright.base.signals import SkipFrame
+from fusewright.capture.border.effects import let_go
+from fusewright.capture.border.values import cls as classes
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+MOST = 1000
+"""Objects that are looked at; what holds more is hardly let go of by one store."""
+
+_SUSPENDED = {types.GeneratorType: "gi_suspended", types.CoroutineType: "cr_suspended"}
+_ATOMS = frozenset({type(None), bool, int, float, str, tuple, list, dict})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, torch.Tensor)
+
+
+def refuse_finalizers(world: World) -> None:
+    """See the module's docstring."""
+    gone = map(world.real_of, let_go(world.effects, world.written_dicts()))
+    for value in itertools.islice(_held(gone), MOST):
+        why = _tells(value)
+        if why:
+            what = f"a {type(value).__qualname__} that {why}"
+            raise SkipFrame("finalizer", f"the last reference to {what} may be overwritten")
+    for namespace in world.written_dicts():
+        unread = tuple(key for key in namespace.stores if key not in namespace.loaded)
+        if unread:  # no other guard is on what they hold
+            world.guard("CALL", namespace.source, _Silent(unread))
+
+
+def _tells(value: object) -> str:
+    """How the program is told of its death; empty if it is not."""
+    kind = type(value)
+    if kind in _ATOMS or (kind in _TENSORS and not weakref.getweakrefcount(value)):
+        return ""
+    if isinstance(classes.lookup(kind, "__del__"), types.FunctionType):
+        return "has a finalizer"
+    if any(map(_calls_back, weakref.getweakrefs(value))):
+        return "is watched by a weak reference"
+    return "is suspended" if kind in _SUSPENDED and getattr(value, _SUSPENDED[kind]) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    """A CALL guard's callable: the program is not told of the death of what these entries of a dict hold."""
+
+    keys: tuple[Any, ...]
+
+    def __call__(self, namespace: Mapping[Any, object]) -> bool:
+        return not any(_tells(namespace.get(key)) for key in self.keys)
+
+
+def _calls_back(reference: Any) -> bool:
+    """Whether a weak reference has a callback; a proxy does not say so."""
+    proxy = type(reference) in weakref.ProxyTypes
+    return proxy or weakref.ref.__callback__.__get__(reference) is not None  # type: ignore[misc]
+
+
+def _held(values: Iterable[object]) -> Iterator[Any]:
+    """The values, and what they hold, each once."""
+    seen: set[int] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if id(value) not in seen and not isinstance(value, FrameCache):  # which this process itself watches
+            seen.add(id(value))
+            yield value
+            if not isinstance(value, _SHARED):
+                pending += gc.get_referents(value)
