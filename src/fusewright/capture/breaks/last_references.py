@@ -12,13 +12,12 @@ import gc
 import itertools
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fusewright._native import FrameCache, isinstance
-from fusewright.base.records import dataclass
 from fusewright.base.signals import SkipFrame
 from fusewright.capture.border.effects import let_go
 from fusewright.capture.border.values import cls as classes
@@ -43,10 +42,6 @@ def refuse_finalizers(world: World) -> None:
         if why:
             what = f"a {type(value).__qualname__} that {why}"
             raise SkipFrame("finalizer", f"the last reference to {what} may be overwritten")
-    for namespace in world.written_dicts():
-        unread = tuple(key for key in namespace.stores if key not in namespace.loaded)
-        if unread:  # no other guard is on what they hold
-            world.guard("CALL", namespace.source, _Silent(unread))
 
 
 def _tells(value: object) -> str:
@@ -59,16 +54,6 @@ def _tells(value: object) -> str:
     if any(map(_calls_back, weakref.getweakrefs(value))):
         return "is watched by a weak reference"
     return "is suspended" if kind in _SUSPENDED and getattr(value, _SUSPENDED[kind]) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Silent:
-    """A CALL guard's callable: the program is not told of the death of what these entries of a dict hold."""
-
-    keys: tuple[Any, ...]
-
-    def __call__(self, namespace: Mapping[Any, object]) -> bool:
-        return not any(_tells(namespace.get(key)) for key in self.keys)
 
 
 def _calls_back(reference: Any) -> bool:
