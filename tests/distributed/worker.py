@@ -68,7 +68,8 @@ def check_tensors(program: Program, backend: str, trains: bool) -> None:
             for made in (found, expected):
                 sum(whole(one).square().sum() for one in with_gradients(made)).backward()  # type: ignore[union-attr]
             torch.testing.assert_close(ours.grad, theirs.grad)
-    assert not [event for event in events if isinstance(event, (Skipped, FellBack))]
+    left = [event for event in events if isinstance(event, (Skipped, FellBack))]
+    assert not left, left
 
 
 def compare(ours: Any, theirs: Any) -> None:

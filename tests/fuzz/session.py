@@ -448,9 +448,11 @@ def _errors_of(text: str, left: int) -> Iterator[int | None]:
     def enter(frame: types.FrameType, event: str, argument: object) -> Any:
         return count if frame.f_code.co_filename.startswith("<fuzz") else None
 
-    def stop(number: int, frame: types.FrameType) -> None:
-        if not over and frame.f_code is not _errors_of.__code__:  # which puts back what there was, and calls others for it
-            raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
+    def stop(number: int, frame: types.FrameType | None) -> None:
+        while not over and frame is not None and frame.f_code is not _errors_of.__code__:
+            if frame.f_code.co_filename.startswith("<fuzz"):  # none is where only what puts things back calls others
+                raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
+            frame = frame.f_back
 
     before, errors, over, handler = sys.gettrace(), 0, False, signal.signal(signal.SIGALRM, stop)
     output = sys.stdout
