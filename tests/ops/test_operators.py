@@ -16,7 +16,7 @@ from tests.ops.running import GOOD, run_case
 from tests.ops.sweep import Unit, cases_of, defects_of, entries, run, table_of, units
 
 TABLE = entries()
-STRIDE = 6
+STRIDE = 8
 
 
 def selection(form: str, dtype: str = "float32") -> list[Unit]:
@@ -31,7 +31,7 @@ SLICE = [
     *every("function", "float32", STRIDE, 0), *every("gradient", "float32", STRIDE, 1), *every("inplace", "float32", STRIDE, 2),
     *every("out", "float32", STRIDE, 3), *every("function", "int64", 4 * STRIDE, 4), *every("function", "bool", 4 * STRIDE, 5),
     *every("function", "bfloat16", 4 * STRIDE, 6), *every("function", "complex64", 4 * STRIDE, 7), *every("gradgrad", "float32", 6 * STRIDE, 8),
-    *every("errors", "float32", 4 * STRIDE, 9), *every("train", "float32", STRIDE, 0), *every("eval", "float32", STRIDE, 1),
+    *every("errors", "float32", 3 * STRIDE, 9), *every("train", "float32", STRIDE, 0), *every("eval", "float32", STRIDE, 1),
     *every("foreach", "float32", STRIDE, 2),
 ]  # fmt: skip
 

@@ -230,6 +230,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
 }
 
 
+@pytest.mark.one_in(2)  # Triton's interpreter is slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_against_eager(name: str) -> None:
     function, make = FUNCTIONS[name]
