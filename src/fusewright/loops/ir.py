@@ -17,6 +17,9 @@ as the target of a
 
 from __future__ import annotations
 
+import math
+import struct
+from functools import cache
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -111,18 +114,38 @@ def load(buffer: str, index: Dim, dtype: torch.dtype, bindings: tuple[tuple[Expr
 
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
-    """`value` converted to the Python type of `dtype` first; keyed by type and bits so that 1, True, 1.0 and -0.0
-    differ."""
+    """`value` converted to the Python type of `dtype` first, an integer to what its bits hold of it, and rounded (but
+    for halves, which are computed with as float32); keyed by type and bits so that 1, True, 1.0 and -0.0 differ."""
     if dtype.is_floating_point:
-        value = float(value)
+        value = float(value) if dtype is not torch.float32 else _as_float32(float(value))
         key: Any = value.hex()
     elif dtype is torch.bool:
         value = bool(value)
         key = value
     else:
         value = int(value)
+        if not _is_in_range(value, dtype):
+            least = torch.iinfo(dtype).min
+            value = (value - least) % (1 << 8 * dtype.itemsize) + least
         key = value
     return _intern(("constant", type(value), key, dtype), lambda: Constant(dtype, value))
+
+
+def _as_float32(value: float) -> float:
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+@cache
+def _range_of(dtype: torch.dtype) -> tuple[int, int]:
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
+def _is_in_range(value: int, dtype: torch.dtype) -> bool:
+    least, most = _range_of(dtype)
+    return least <= value <= most
 
 
 def index_value(index: Dim) -> Expression:
@@ -143,12 +166,42 @@ def cast(value: Expression, dtype: torch.dtype) -> Expression:
     """Conversion with PyTorch's semantics (float to int truncates, anything to bool is `!= 0`)."""
     if value.dtype == dtype:
         return value
-    if isinstance(value, Constant) and (
-        dtype.is_floating_point or (value.value == value.value and abs(value.value) != float("inf"))
-    ):
-        if dtype not in (torch.bfloat16, torch.float16, torch.float32) or not isinstance(value.value, float):
-            return constant(value.value, dtype)
+    if isinstance(value, Constant) and _is_rounded(value):
+        number = value.value
+        if not dtype.is_floating_point:
+            return constant(_as_integer(number, dtype) if isinstance(number, float) else number, dtype)
+        if isinstance(number, float) and abs(number) >= _overflows_at(dtype):
+            return constant(math.copysign(math.inf, number), dtype)
+        if dtype is torch.float64 or (isinstance(number, int) and abs(number) <= 2 / torch.finfo(dtype).eps):
+            return constant(number, dtype)  # others are rounded, by the machine
     return apply("cast", value, dtype=dtype)
+
+
+def _as_integer(number: float, dtype: torch.dtype) -> int:
+    """What a conversion makes of it on an x86 (`_float_to_int` in codegen/llvm/emit/expressions.py): of what is out of
+    range the least integer. To LLVM that is nothing at all, and it takes for a constant what lies in a register."""
+    if dtype is torch.bool:
+        return int(number != 0)
+    least = -(1 << (63 if dtype.itemsize == 8 or dtype is torch.uint32 else 31))
+    return int(number) if math.isfinite(number) and least <= int(number) < -least else least
+
+
+def _is_rounded(one: Constant) -> bool:
+    """Whether its value is a number of its dtype, and not only near to one."""
+    number, dtype = one.value, one.dtype
+    if dtype.itemsize > 2 or not isinstance(number, float) or not number or not math.isfinite(number):
+        return True
+    spacing = math.ldexp(torch.finfo(dtype).eps, math.frexp(number)[1] - 1)
+    return number % spacing == 0 and torch.finfo(dtype).tiny <= abs(number) <= torch.finfo(dtype).max
+
+
+@cache
+def _overflows_at(dtype: torch.dtype) -> float:
+    """From where on a number is rounded to infinity."""
+    if dtype is torch.float64 or dtype in FLOAT8:
+        return math.inf
+    most = torch.finfo(dtype).max
+    return most + math.ulp(most) * 2**52 * torch.finfo(dtype).eps / 2
 
 
 def masked(mask: Expression, body: Expression, other: Expression) -> Expression:

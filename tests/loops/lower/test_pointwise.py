@@ -237,3 +237,21 @@ def test_powers_that_are_roots(exponent: float, dtype: torch.dtype) -> None:
         expected, found = power(x), fusewright.compile(power)(x)
         torch.testing.assert_close(found, expected, equal_nan=True)
         assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~expected.isnan())
+
+
+NUMBERS = (-1, 300, 70000, -3.7, 300.7, -70000.2, 3e9, 1e18, 0.1, 2**24 + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64])
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_a_number_converted_twice_is_what_it_became_first(number: float, dtype: torch.dtype) -> None:
+    """Whether the program writes it in an input of no dimensions or the graph knows it: to code generation it is a constant."""
+
+    def converted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.view(1)[:1].fill_(number)
+        made = torch.full((2,), number, dtype=torch.float64).float()
+        return *(one.to(dtype).to(wide) for one in (x, made) for wide in (torch.float64, torch.int64)), made.double()
+
+    found = fusewright.compile(converted)(torch.zeros(()))
+    for ours, eager in zip(found, converted(torch.zeros(())), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
