@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 import fusewright
 
@@ -365,3 +366,20 @@ def test_what_the_captured_call_did_not_hold() -> None:
             logs.append(sorted(map(str, LOG)))
     assert len(logs[1]) == 2
     assert logs[:2] == logs[2:]
+
+
+def test_pytorchs_own_weak_references_tell_the_program_nothing() -> None:
+    kept = WeakIdKeyDictionary()
+
+    def program(x: torch.Tensor, holder: Holder) -> torch.Tensor:
+        holder.held = None
+        return x + 1
+
+    compiled = fusewright.compile(program, fullgraph=True)
+    for _ in range(2):
+        layer = torch.nn.Linear(1, 1)
+        kept[layer] = 1  # as its compiler does with every module, once it was used
+        holder = Holder(layer)
+        del layer
+        assert compiled(torch.ones(1), holder).tolist() == [2]
+        assert not kept

@@ -31,7 +31,7 @@ MOST = 1000
 _SUSPENDED = {types.GeneratorType: "gi_suspended", types.CoroutineType: "cr_suspended"}
 _ATOMS = frozenset({type(None), bool, int, float, str, tuple, list, dict})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, torch.Tensor)
+_LASTING = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)  # what a store hardly ends
 
 
 def refuse_finalizers(world: World) -> None:
@@ -57,9 +57,13 @@ def _tells(value: object) -> str:
 
 
 def _calls_back(reference: Any) -> bool:
-    """Whether a weak reference has a callback; a proxy does not say so."""
-    proxy = type(reference) in weakref.ProxyTypes
-    return proxy or weakref.ref.__callback__.__get__(reference) is not None  # type: ignore[misc]
+    """Whether a weak reference has a callback that the program may notice: PyTorch's own bookkeeping (once its compiler
+    was used, each module is in it) is none. A proxy does not say what it has."""
+    if type(reference) in weakref.ProxyTypes:
+        return True
+    callback: Any = weakref.ref.__callback__.__get__(reference)  # type: ignore[misc]
+    made_in = callback.__globals__.get("__name__", "") if type(callback) is types.FunctionType else ""
+    return callback is not None and made_in.partition(".")[0] not in ("torch", "fusewright")
 
 
 def _held(values: Iterable[object]) -> Iterator[Any]:
@@ -68,8 +72,8 @@ def _held(values: Iterable[object]) -> Iterator[Any]:
     pending = list(values)
     while pending:
         value = pending.pop()
-        if id(value) not in seen and not isinstance(value, FrameCache):  # which this process itself watches
+        if id(value) not in seen and not isinstance(value, (*_LASTING, FrameCache)):  # the last is our own
             seen.add(id(value))
             yield value
-            if not isinstance(value, _SHARED):
+            if not isinstance(value, (types.FunctionType, torch.Tensor)):
                 pending += gc.get_referents(value)
