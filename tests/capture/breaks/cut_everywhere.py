@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusewright.base.signals import SkipFrame
+from fusewright.capture.border.arguments import bind
 from fusewright.capture.breaks.cut_state import State
 from fusewright.capture.breaks.cutting import _Cut, cut
 from fusewright.capture.bytecode.resume import CannotCut, origin_of
-from fusewright.capture.interpret.arguments import bind
 from fusewright.capture.interpret.continuation import Continuation
 from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.settings import CaptureOptions

@@ -14,7 +14,7 @@ import torch
 import fusewright
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.attempt import capture_frame
-from fusewright.capture.interpret.arguments import bind
+from fusewright.capture.border.arguments import bind
 from fusewright.capture.settings import CaptureOptions
 
 

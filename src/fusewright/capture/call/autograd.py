@@ -24,12 +24,12 @@ from torch.utils.hooks import RemovableHandle
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.border.aliasing import written_arguments
+from fusewright.capture.border.arguments import by_place
 from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, registration, stamp
 from fusewright.capture.border.looked_up import method_reads, reads_of
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
-from fusewright.capture.interpret.arguments import by_place
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
 from fusewright.record import applications

@@ -22,6 +22,7 @@ from fusewright.base.location import Location
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
 from fusewright.capture.border.absent import STAND_FOR, AbsentTraceback
+from fusewright.capture.border.arguments import bind
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.interfaces import Tracer as AnyTracer
 from fusewright.capture.border.native import native
@@ -31,7 +32,6 @@ from fusewright.capture.bytecode.liveness import live_slots
 from fusewright.capture.bytecode.resume import LastInstruction, origin_of
 from fusewright.capture.guards.sources import module_path
 from fusewright.capture.guards.text import text_of_error
-from fusewright.capture.interpret.arguments import bind
 from fusewright.capture.interpret.continuation import Continuation, returning
 from fusewright.capture.interpret.generators import InterpretedGenerator
 from fusewright.capture.interpret.opcodes import HANDLERS, unsupported
