@@ -114,10 +114,10 @@ def load(buffer: str, index: Dim, dtype: torch.dtype, bindings: tuple[tuple[Expr
 
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
-    """`value` converted to the Python type of `dtype` first, an integer to what its bits hold of it, and rounded (but
-    for halves, which are computed with as float32); keyed by type and bits so that 1, True, 1.0 and -0.0 differ."""
+    """`value` converted to the Python type of `dtype` first, an integer to what its bits hold of it; keyed by type and
+    bits so that 1, True, 1.0 and -0.0 differ."""
     if dtype.is_floating_point:
-        value = float(value) if dtype is not torch.float32 else _as_float32(float(value))
+        value = float(value)
         key: Any = value.hex()
     elif dtype is torch.bool:
         value = bool(value)
@@ -167,7 +167,7 @@ def cast(value: Expression, dtype: torch.dtype) -> Expression:
     if value.dtype == dtype:
         return value
     if isinstance(value, Constant) and _is_rounded(value):
-        number = value.value
+        number = _as_float32(value.value) if value.dtype is torch.float32 else value.value
         if not dtype.is_floating_point:
             return constant(_as_integer(number, dtype) if isinstance(number, float) else number, dtype)
         if isinstance(number, float) and abs(number) >= _overflows_at(dtype):
