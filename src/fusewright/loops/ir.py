@@ -124,8 +124,8 @@ def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
         key = value
     else:
         value = int(value)
-        if not _is_in_range(value, dtype):
-            least = torch.iinfo(dtype).min
+        least, most = _range_of(dtype)
+        if not least <= value <= most:
             value = (value - least) % (1 << 8 * dtype.itemsize) + least
         key = value
     return _intern(("constant", type(value), key, dtype), lambda: Constant(dtype, value))
@@ -141,11 +141,6 @@ def _as_float32(value: float) -> float:
 @cache
 def _range_of(dtype: torch.dtype) -> tuple[int, int]:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
-
-
-def _is_in_range(value: int, dtype: torch.dtype) -> bool:
-    least, most = _range_of(dtype)
-    return least <= value <= most
 
 
 def index_value(index: Dim) -> Expression:
