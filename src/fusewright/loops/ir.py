@@ -115,7 +115,7 @@ def load(buffer: str, index: Dim, dtype: torch.dtype, bindings: tuple[tuple[Expr
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
     """`value` converted to the Python type of `dtype` first, an integer to what its bits hold of it; keyed by type and
-    bits so that 1, True, 1.0 and -0.0 differ."""
+    bits so that 1, True, 1.0 and -0.0 differ. Of a complex dtype it stands for the elements of an empty tensor."""
     if dtype.is_floating_point:
         value = float(value)
         key: Any = value.hex()
@@ -123,11 +123,7 @@ def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
         value = bool(value)
         key = value
     else:
-        value = int(value)
-        least, most = _range_of(dtype)
-        if not least <= value <= most:
-            value = (value - least) % (1 << 8 * dtype.itemsize) + least
-        key = value
+        value = key = int(value) if dtype.is_complex else _wrapped(int(value), dtype)
     return _intern(("constant", type(value), key, dtype), lambda: Constant(dtype, value))
 
 
@@ -136,6 +132,11 @@ def _as_float32(value: float) -> float:
         return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
     except OverflowError:
         return math.copysign(math.inf, value)
+
+
+def _wrapped(value: int, dtype: torch.dtype) -> int:
+    least, most = _range_of(dtype)
+    return value if least <= value <= most else (value - least) % (1 << 8 * dtype.itemsize) + least
 
 
 @cache

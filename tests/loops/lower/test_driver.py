@@ -104,6 +104,11 @@ def test_complex_tensors_are_left_to_the_library() -> None:
     assert kinds(program) == [Extern, Extern]
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.bool, torch.uint16], ids=str)
+def test_views_of_nothing_in_every_dtype(dtype: torch.dtype) -> None:
+    check(lambda x: [x.ravel(), x.t().unsqueeze(0), x.expand(2, 0, 3), x.contiguous()], torch.empty(0, 3, dtype=dtype))
+
+
 def test_every_row_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no rows at all every operator is a library call, and the numbers are the same."""
     from fusewright.loops.lower import registry
