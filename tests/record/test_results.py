@@ -227,12 +227,20 @@ def told_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return view, view * 3
 
 
+def hidden(view: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return view(x)
+
+
 OLDER: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x[1:].mul_(2), lambda x: (x.mul_(2)[1:], x + 1), lambda x: (x[1:], x.mul_(2))[0], lambda x: x.t()[:2].copy_(x[1:3] + 1),
     lambda x: (x[:2], x[2:].mul_(2)), lambda x: x[1:], lambda x: x[1:].detach().mul_(2), lambda x: (x.mul_(2), x.t()), told_inside,
     lambda x: (lambda v: (v, v[:2], v[1:]))(x.view(-1).fill_(1)), lambda x: (x[:2], x.mul_(2)[1:], x[1:3])[::-1],
     lambda x: x[1:].unsqueeze_(0), lambda x: (x[1:], x[:2].unsqueeze_(-1), x[3:]), lambda x: [x.view(2, 2).t_(), x[2:].mul_(3), x.view(-1)],
     lambda x: (lambda y: (y[1:], y.mul_(2), y[:2]))(x * 2), lambda x: (lambda y: (y, y[1:].mul_(2), y.view(2, 2).t_(), y[2:]))(x.clone()),
+    lambda x: hidden(lambda y: y[1:], x), lambda x: hidden(lambda y: y[1:].mul_(2), x), lambda x: (hidden(lambda y: y[1:], x), x.mul_(2)),
+    lambda x: (x[1:], hidden(lambda y: y[:2], x), x.mul_(2)), lambda x: hidden(lambda y: y[1:], x)[1:].mul_(2), lambda x: hidden(torch.relu, x)[1:],
+    lambda x: hidden(lambda y: y.mul_(2)[:2], x[1:]), lambda x: (lambda y: (y, hidden(lambda y: y[1:], y), y.mul_(2)))(x * 2),
 ]  # fmt: skip
 
 

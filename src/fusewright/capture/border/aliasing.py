@@ -10,6 +10,7 @@ calls in order: overlap does not matter.
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -177,14 +178,53 @@ def written_placeholders(graph: torch.fx.Graph) -> list[int]:
 def is_older(value: Any) -> bool:
     """Whether a tensor is a view that must say that its argument was written to since: if that is told to require a
     gradient, its views have a history from then on. The graph makes a view when it has written."""
-    if value.recorder.level != "aten" or value.requires_grad or value.is_inference():
-        return False
-    if not (value.dtype.is_floating_point or value.dtype.is_complex):
+    if not _may_get_a_history(value):
         return False
     view, root = value.node, root_of(value)
     if root is view:
         return False
     return any(view_chain(one)[0] is root for node in _back_to(view) for one in _nodes(_counted(node)))
+
+
+def _may_get_a_history(value: Any) -> bool:
+    """Whether a view that requires no gradient does so once what it views is told to: not at torch level, where views
+    are made when the program makes them."""
+    if value.recorder.level != "aten" or value.requires_grad or value.is_inference():
+        return False
+    return bool(value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def is_hidden(value: Any) -> bool:
+    """Whether a tensor is a view that the program made under `no_grad`."""
+    return _may_get_a_history(value) and any(node.meta.get("no_grad") for node in view_chain(value.node)[1:])
+
+
+@torch.no_grad()
+def hidden(view: torch.Tensor) -> torch.Tensor:
+    """A view that is an error to use where it would need a history, as one that was made under `no_grad` is."""
+    return torch.ops.aten.alias.default(view)  # type: ignore[no-any-return]
+
+
+def cut(value: Any, made_here: bool) -> str:
+    """What makes of an output what it is to autograd, where the graph's own views would follow an input: `.detach()`
+    for what was detached (it has no base, and no history that a write to it could change), `.detach()[...]` for a view
+    of that. A view of an input that requires a gradient, which requires none itself, is detached too. made_here: ask
+    also for views of what the graph has made, which may be another output."""
+    if value.recorder.level != "aten" or value.requires_grad:
+        return ""
+    node, detached = value.node, ""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if node.target is torch.ops.aten.detach.default and not detached:
+            detached = ".detach()" if node is value.node else ".detach()[...]"
+        elif node.target is not operator.getitem and (
+            schema is None or not any(result.alias_info is not None for result in schema.returns)
+        ):
+            return detached if made_here else ""
+        node = node.args[0]
+    example = node.meta.get("example_value")
+    follows = isinstance(example, torch.Tensor) and example.requires_grad
+    return detached or (".detach()" if follows else "")
 
 
 def root_of(value: Any) -> torch.fx.Node:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import operator
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -94,8 +93,9 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             and _gradient(value) is None
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
-            and not _cut(world, value, made_here=False)
+            and not aliasing.cut(value, made_here=False)
             and not aliasing.is_older(value)
+            and not (world.state.grad_enabled and aliasing.is_hidden(value))
         ):
             return Finish(None, "", (value,))
     refuse_finalizers(world)
@@ -490,15 +490,8 @@ class Code:
                 "functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to"
             )
         text = self._recast(value) or self.output(value)
-        cut = _cut(self.world, value, made_here=True)
-        if cut:
-            text = self.start(value, f"{text}{cut}")
-        elif id(value) in self.older:
-            text = self.start(value, text)
-            self.lines.append(f"{self.bind('increment', torch.autograd.graph.increment_version)}({text})")
-        elif self.older and value.viewed is not None and not value.requires_grad:
-            if aliasing.root_of(value) in self.older.values():
-                text = self.start(value, f"{self.bind('alias', torch.ops.aten.alias.default)}({text})")
+        cut = aliasing.cut(value, made_here=True)
+        text = self.start(value, f"{text}{cut}") if cut else self._known_to_autograd(value, text)
         attributes = self.world.tensor_attributes.get(id(value))
         kind: type = value.python_class
         if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):
@@ -519,6 +512,20 @@ class Code:
         if gradient is not None:
             text = self.start(value, text)
             self.lines.append(f"{text}.grad = {self.expression(gradient)}")
+        return text
+
+    def _known_to_autograd(self, value: Any, text: str) -> str:
+        """An output as the view that autograd took it for when the program made it."""
+        older, alias = id(value) in self.older, ""
+        if self.world.state.grad_enabled and aliasing.is_hidden(value):
+            alias = self.bind("hidden", aliasing.hidden)
+        elif self.older and not older and value.viewed is not None and not value.requires_grad:
+            if aliasing.root_of(value) in self.older.values():
+                alias = self.bind("alias", torch.ops.aten.alias.default)
+        if alias or older:
+            text = self.start(value, f"{alias}({text})" if alias else text)
+        if older:
+            self.lines.append(f"{self.bind('increment', torch.autograd.graph.increment_version)}({text})")
         return text
 
     def _recast(self, value: Any) -> str:
@@ -567,25 +574,3 @@ def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.
 def _gradient(value: Any) -> torch.Tensor | None:
     """What a backward inside has accumulated in a leaf that was made inside."""
     return value.grad if value.made_leaf else None
-
-
-def _cut(world: World, value: Any, made_here: bool) -> str:
-    """What makes of an output what it is to autograd, where the graph's own views would follow an input: `.detach()`
-    for what was detached (it has no base, and no history that a write to it could change), `.detach()[...]` for a view
-    of that. A view of an input that requires a gradient, which requires none itself, is detached too. made_here: ask
-    also for views of what the graph has made, which may be another output."""
-    if world.recorder.level != "aten" or value.requires_grad:
-        return ""
-    node, detached = value.node, ""
-    while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if node.target is torch.ops.aten.detach.default and not detached:
-            detached = ".detach()" if node is value.node else ".detach()[...]"
-        elif node.target is not operator.getitem and (
-            schema is None or not any(result.alias_info is not None for result in schema.returns)
-        ):
-            return detached if made_here else ""
-        node = node.args[0]
-    example = node.meta.get("example_value")
-    follows = isinstance(example, torch.Tensor) and example.requires_grad
-    return detached or (".detach()" if follows else "")
