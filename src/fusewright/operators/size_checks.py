@@ -67,6 +67,14 @@ def _index_add(
     return [(self.shape[axis], source.shape[axis]) for axis in axes if axis != dim % self.ndim]
 
 
+def _convolution(
+    env: ShapeEnv, input: TensorType, weight: TensorType, bias: object, stride: object, padding: object,
+    dilation: object, transposed: bool, *rest: object,
+) -> Pairs:  # fmt: skip
+    """The meta kernel of PyTorch before 2.13 does not compare the channels of a transposed one."""
+    return [(input.shape[1], weight.shape[0])] if transposed and input.ndim == weight.ndim > 1 else []
+
+
 def _index_copy(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, source: TensorType) -> Pairs:
     """The meta kernel of PyTorch before 2.13 does not count the indices."""
     count = source.shape[dim % source.ndim] if source.ndim else 1
@@ -253,6 +261,7 @@ CONDITIONS: dict[OpOverload, Condition] = {
         ),
         _index_put,
     ),
+    aten.convolution.default: _convolution,
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
     aten.index_copy.default: _index_copy,
