@@ -19,6 +19,13 @@ def made(x: torch.Tensor) -> torch.Tensor:
     return out + 1
 
 
+def made_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = x * 2
+    out = whole[1:1]
+    torch.add(x[0], x[1], out=out)
+    return whole, out
+
+
 X = torch.arange(20.0).reshape(4, 5).sin()
 SQUARE = X @ X.T + torch.eye(4)
 
@@ -36,6 +43,7 @@ BROKEN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (X, torch.zeros((), dtype=torch.long)),
     ),
     "a view that is none by its schema": (lambda x, out: torch.kron(x, x, out=out), (X, torch.zeros(16, 25))),
+    "a view that is resized": (made_view, (X,)),
     "an input that is resized": (lambda x, out: torch.add(x, 1, out=out), (X, torch.zeros(0))),
     "another dtype": (lambda x, out: torch.sum(x, 1, out=out), (X, torch.zeros(4, dtype=torch.float64))),
 }

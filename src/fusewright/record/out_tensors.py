@@ -89,7 +89,12 @@ def lay_out_again(
             raise GraphBreak("inplace-metadata", str(error)) from error
         if target.tensor_type.shape == result.tensor_type.shape:
             recorder.dispatch(aten.copy_.default, (target, result), {})
-        elif target.input_storage or 0 not in target.tensor_type.shape or recorder.level != "aten":
+        elif (
+            target.input_storage
+            or target.viewed is not None  # what it views sees the elements that it gets
+            or 0 not in target.tensor_type.shape
+            or recorder.level != "aten"
+        ):
             raise GraphBreak("inplace-metadata", str(error)) from error
         else:
             replace_metadata(target, result)
