@@ -172,3 +172,53 @@ def test_what_an_object_holds_under_a_name_that_a_copy_asks_for(name: str, copie
             made = make()
             vars(made)[name] = value
             both(program, lambda: (made,))
+
+
+class WithSlots:
+    __slots__ = ("__mangled", "first")
+
+    def __init__(self) -> None:
+        self.first, self.__mangled = 2, 3
+
+    def seen(self) -> Any:
+        return self.first, self.__mangled, getattr(self, "__dict__", None)
+
+
+class WithDict(WithSlots):
+    second = 1
+
+
+class Shadowing(WithSlots):
+    __slots__ = ("__dict__",)
+    first = 5  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("hide", [None, 4])
+@pytest.mark.parametrize("kind", [WithSlots, WithDict, Shadowing])
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
+def test_slots_are_asked_for_by_name(copier: Callable[[Any], Any], kind: type, hide: int | None, inside: bool) -> None:
+    """The class may give something else by that name."""
+
+    def program(x: torch.Tensor, one: Any) -> Any:
+        if inside and hide is not None:
+            WithSlots.first = hide  # type: ignore[assignment]
+        return copier(one)
+
+    def run(function: Callable[..., Any]) -> Any:
+        slot = WithSlots.__dict__["first"]
+        object.__setattr__(one := kind.__new__(kind), "_WithSlots__mangled", 3)
+        slot.__set__(one, 2)
+        try:
+            if hide is not None and not inside:
+                WithSlots.first = hide  # type: ignore[assignment]
+            made = function(torch.ones(2), one)
+            return made.seen(), slot.__get__(made)
+        except AttributeError as error:
+            return str(error)
+        finally:
+            WithSlots.first = slot  # type: ignore[assignment]
+
+    compiled = fusewright.compile(program, backend="eager")
+    for _ in range(3):
+        assert run(compiled) == run(program)

@@ -97,6 +97,10 @@ def _check_plain(world: World, value: Any) -> None:
         found = classes.guarded_lookup(world, kind, name)
         if found not in (classes.lookup(object, name), *_builtin_hooks(value, name)):
             raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which defines {name}")
+    slots = classes.slots(kind)
+    hidden = any(classes.guarded_lookup(world, kind, name) is not slot for name, slot in slots)
+    if hidden or len(slots) != sum(map(_declared_slots, kind.__mro__)):  # a copy asks for them by name
+        raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, whose class hides a slot")
     called = ("__new__", "__init__") if isinstance(value, _CALLED) else ("__new__",)
     if any(isinstance(classes.guarded_lookup(world, kind, name), types.FunctionType | staticmethod) for name in called):
         raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, whose making runs its code")
@@ -109,6 +113,15 @@ def _check_plain(world: World, value: Any) -> None:
         collections.OrderedDict.__new__,
     ):
         raise GraphBreak("untraceable-call", f"a copy of a {kind.__module__}.{kind.__qualname__}")
+
+
+def _declared_slots(kind: type) -> int:
+    """How many slots a class declares; -1 where only the making of the class could tell (an iterator)."""
+    declared = kind.__dict__.get("__slots__", ())
+    names = (declared,) if isinstance(declared, str) else declared
+    if not isinstance(names, (tuple, list, dict, set, frozenset)):
+        return -1
+    return sum(name not in ("__dict__", "__weakref__") for name in names)
 
 
 def _check_own(value: Any, name: str, found: Any) -> None:
