@@ -224,6 +224,34 @@ def test_a_view_loses_its_hook_by_a_write(part: slice, shown: bool) -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("hook", [lambda x: x.register_hook(lambda gradient: gradient * 2), lambda x: x.retain_grad()])
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x[1:].add_(1)])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_hook_on_a_view_of_a_leaf_before_a_write_without_gradients(
+    hook: Callable[[Any], Any], write: Callable[[Any], Any], hidden: bool
+) -> None:
+    """A view that was made in a no_grad block is an error to ask of once it was written to."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        hook(x)
+        write(x)
+        return x.detach() * 2
+
+    def run(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        leaf = torch.arange(4.0, requires_grad=True)
+        with torch.set_grad_enabled(not hidden):
+            x = leaf[1:]
+        try:
+            with torch.no_grad():
+                result = function(x).tolist()
+            return result, len(x._backward_hooks or ()), leaf.tolist()
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = fusewright.compile(function)
+    assert [run(compiled) for _ in range(2)] == [run(function)] * 2
+
+
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
 def test_a_write_to_what_the_backward_needs_a_view_of_is_named(backend: str) -> None:
     """Not as a write to the base of a view that a no_grad block has made: the program has no such block."""

@@ -216,11 +216,12 @@ class _Contents:
 
 def _check_hooked(world: World) -> None:
     """Hooks are registered behind the graph. In eager a tensor that is written to with its history has two gradients,
-    before and behind the write; and a view that is written to without loses the hooks that it had."""
+    before and behind the write; a view that is written to without loses the hooks that it had; and one that was made
+    under `no_grad` takes none behind the write."""
     recorder = world.recorder
     for tensor, version in world.effects.hooked.values():
         node = next(node for node, _ in recorder.inputs if node.meta.get("example_value") is tensor)
-        if recorder.history_changed(node) or (node.meta.get("history") and version_of(tensor) != version):
+        if recorder.history_changed(node) or version_of(tensor) != version:
             raise GraphBreak("autograd-call", "a tensor is written to after it was given a hook")
 
 
