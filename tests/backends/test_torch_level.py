@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fusewright
 from fusewright.backends import registry
+from fusewright.capture.border.values import context
 from fusewright.sizes.tensor_type import TensorType
 
 
@@ -192,6 +194,33 @@ def test_what_a_graph_raises_when_it_runs_is_eagers() -> None:
 
     with pytest.raises(IndexError, match="index out of range"):
         fusewright.compile(look_up, backend="eager")(torch.tensor([5]))
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
+    "no_grad": (torch.no_grad, torch.is_grad_enabled),
+    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.is_autocast_enabled("cpu")),
+    "its dtype": (lambda: torch.autocast("cpu", torch.float16, enabled=False), lambda: torch.get_autocast_dtype("cpu")),
+    "nesting": (lambda: torch.autocast("cpu"), context.snapshot),
+    "attention": (lambda: sdpa_kernel(SDPBackend.MATH), torch.backends.cuda.flash_sdp_enabled),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native", lambda graph, inputs: graph.forward])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_a_graph_raises_leaves_no_setting_changed(name: str, backend: Any) -> None:
+    setting, read = SETTINGS[name]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with setting():
+            return x.bernoulli()
+
+    compiled, before = fusewright.compile(function, backend=backend), read()
+    for likely in (0.5, 7.0, 0.25, 7.0):
+        try:
+            compiled(torch.full((3,), likely))
+        except RuntimeError:
+            assert likely > 1
+        assert read() == before
 
 
 @pytest.mark.parametrize("shape", [list, tuple, lambda outputs: outputs[0]], ids=["list", "tuple", "bare"])

@@ -22,7 +22,7 @@ import torch
 import torch.fx
 from torch.fx.node import map_aggregate
 
-from fusewright.backends.repeat import has_checks, repeatable
+from fusewright.backends.repeat import has_checks, leaving_settings, repeatable
 from fusewright.base.errors import BackendError, OptionError, near_misses
 from fusewright.base.events import Generating
 from fusewright.base.location import as_traceback
@@ -277,8 +277,8 @@ def from_callable(
                 "callable"
             )
         if has_checks(to_compile.graph):
-            compiled = repeatable(compiled, to_compile.graph, torch_level=True, checks_alone=True)
-        return as_tuple(compiled)
+            return as_tuple(repeatable(compiled, to_compile.graph, torch_level=True, checks_alone=True))
+        return as_tuple(leaving_settings(compiled, to_compile.graph))
 
     return Backend(name, "torch", compile_graph, dynamic=dynamic, takes_options=takes_options, takes_mode=takes_mode)
 

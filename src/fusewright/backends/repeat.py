@@ -16,6 +16,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.errors import RuntimeFallback
+from fusewright.capture.border.values import context
 from fusewright.graph.collectives import is_collective
 from fusewright.graph.generators import CPU, Drawn, drawing_devices, states_of
 from fusewright.operators import generator_states
@@ -34,6 +35,8 @@ def repeatable(
     old content back (one at ATen level writes when nothing can fail any more), and generators that it drew from their
     state. `checks_alone`: only the failure of a check that capture has put into the graph. Not so with collectives:
     other processes take part in them once."""
+    if torch_level:
+        run = leaving_settings(run, graph)
     if any(map(is_collective, graph.nodes)):
         return run
     writes = torch_level and any(map(_writes, graph.nodes))
@@ -61,6 +64,23 @@ def repeatable(
                     elif statistics and type(value) is torch.Tensor and not torch.equal(value, content):
                         _give_back(value.data, content)  # they are written to without a new version
             raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
+
+    return attempt
+
+
+def leaving_settings(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:
+    """`run` of a torch-level graph, whose failure leaves PyTorch's settings as it found them. Where the graph changes
+    them and back, the program has a `with` statement."""
+    if not any(node.target in context.SETTERS for node in graph.nodes):
+        return run
+
+    def attempt(*inputs: Any) -> Any:
+        before = context.snapshot()
+        try:
+            return run(*inputs)
+        except BaseException:
+            context.restore(before)
+            raise
 
     return attempt
 

@@ -44,6 +44,14 @@ SETTINGS: tuple[tuple[Callable[[], object], Callable[..., object]], ...] = (
 """Settings of the whole process: what reads one, and what sets it to the value read."""
 
 
+SETTERS = frozenset((
+    torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled,
+    torch.autocast_increment_nesting, torch.autocast_decrement_nesting, torch._C._set_grad_enabled,
+    *(write for _, write in SETTINGS),
+))  # fmt: skip
+"""What `changes` calls."""
+
+
 def autocast_devices() -> tuple[str, ...]:
     """Devices whose autocast settings are kept."""
     return AUTOCAST_DEVICES
