@@ -244,6 +244,34 @@ OLDER: list[Callable[[torch.Tensor], Any]] = [
 ]  # fmt: skip
 
 
+def written_part(of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, z: torch.Tensor) -> Any:
+    part = of(whole := z.detach())
+    part.add_(x)
+    return whole, part, whole * 2, z * 2
+
+
+WRITTEN: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
+    lambda x, z: written_part(lambda v: v[...], x, z), lambda x, z: written_part(lambda v: v.view(4), x, z),
+    lambda x, z: written_part(lambda v: v.view(2, 2).t()[0][...].unsqueeze(0), x[:2], z), lambda x, z: written_part(lambda v: v, x, z),
+    lambda x, z: written_part(lambda v: v[1:].detach(), x[1:], z), lambda x, z: written_part(lambda v: v.detach()[1:], x[1:], z),
+    lambda x, z: written_part(lambda v: v[1:], x[1:], z[:]), lambda x, z: written_part(lambda v: v[1:3].view(2), x[1:3], z * 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("number", range(len(WRITTEN)))
+def test_a_write_to_a_part_of_what_is_detached_gives_the_whole_a_history(number: int, backend: str) -> None:
+    def run(function: Callable[[torch.Tensor, torch.Tensor], Any]) -> Any:
+        x, z = torch.arange(4.0).requires_grad_(), torch.ones(4)
+        results = function(x, z)
+        needed = [one.requires_grad for one in (*results, z)]
+        (results[0] * torch.arange(4.0) + results[2]).sum().backward() if results[2].requires_grad else None
+        return needed, [one.tolist() for one in (*results, z)], None if x.grad is None else x.grad.tolist()
+
+    compiled = fusewright.compile(WRITTEN[number], backend=backend)
+    assert [run(compiled) for _ in range(2)] == [run(WRITTEN[number])] * 2
+
+
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("number", range(len(OLDER)))
 def test_a_view_from_before_a_write_has_a_history_when_its_base_gets_one(number: int, mode: Any) -> None:

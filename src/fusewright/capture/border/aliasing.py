@@ -30,6 +30,7 @@ from fusewright.capture.guards.check import storages_are_apart
 from fusewright.capture.guards.sources import Constant, InstanceDict, Item, Local, Source
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import facts, list_of_views
+from fusewright.record.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Outside, World
@@ -225,6 +226,23 @@ def cut(value: Any, made_here: bool) -> str:
     example = node.meta.get("example_value")
     follows = isinstance(example, torch.Tensor) and example.requires_grad
     return detached or (".detach()" if follows else "")
+
+
+def is_part(view: Any, whole: Any) -> bool:
+    """Whether `view` shows elements of `whole`, which the program has detached: a history that either gets by a write,
+    the other has too."""
+    if view is whole or not isinstance(whole, TracedTensor) or whole.node.target is not aten.detach.default:
+        return False
+    if view.dtype != whole.dtype or view.is_conj() != whole.is_conj() or view.is_neg() != whole.is_neg():
+        return False
+    chain = view_chain(view.node)
+    last = next((node for node in reversed(chain) if node.target is aten.detach.default), None)
+    return last is whole.node
+
+
+def part(whole: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """`view` as what autograd knows to be a part of `whole`."""
+    return whole.as_strided(view.shape, view.stride(), view.storage_offset())
 
 
 def root_of(value: Any) -> torch.fx.Node:

@@ -492,7 +492,11 @@ class Code:
             )
         text = self._recast(value) or self.output(value)
         cut = aliasing.cut(value, made_here=True)
-        text = self.start(value, f"{text}{cut}") if cut else self._known_to_autograd(value, text)
+        whole = next((one for one in self.alive if cut and aliasing.is_part(value, one)), None)
+        if whole is not None:
+            text = self.start(value, f"{self.bind('part', aliasing.part)}({self.expression(whole)}, {text})")
+        else:
+            text = self.start(value, f"{text}{cut}") if cut else self._known_to_autograd(value, text)
         attributes = self.world.tensor_attributes.get(id(value))
         kind: type = value.python_class
         if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):
