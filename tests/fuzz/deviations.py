@@ -116,8 +116,8 @@ EXTREME = r"= (.*(?:\.(?:max|min|amax|amin|aminmax)|maximum|minimum|max_pool\dd|
 
 
 SMALL = """
-def small(a):
-    return a.clamp(-99, 99) if a.is_floating_point() else a
+def small(a, name):
+    return (a.clamp_ if name.endswith("_") else a.clamp)(-99, 99) if a.is_floating_point() else a
 """
 
 
@@ -302,7 +302,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Others vanish beside them, so what is left once they cancel goes by the order in which they are added (`nan_to_num` "
         "makes them of infinities). Equal once no number is larger than 99.",
         lambda found, text, examine: equal_if(
-            found, SMALL + text, examine, r"\b(\w+)\.(sum|mean|cumsum)\(", r"small(\1).\2("
+            found, SMALL + text, examine, r"\b(\w+)\.(sum|mean|cumsum_?)\(", r"small(\1, '\2').\2("
         ),
     ),
     Deviation(

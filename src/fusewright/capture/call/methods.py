@@ -239,7 +239,7 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if name == "__init__":
         return None
     if name == "as_subclass":
-        return tracer.call(torch.Tensor.as_subclass, (owner, *args), kwargs)
+        return tracer.call(torch._C.TensorBase.as_subclass, (owner, *args), kwargs)
     if name == "__setattr__":
         return subclasses.setattr_of(tracer, owner, args)
     if name in tensors.DATA_DEPENDENT:
@@ -253,23 +253,23 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if protocol is not None:
         return protocol(tracer.world, owner, *args)
     if name == "storage_offset":
-        asked(tracer.recorder, torch.Tensor.storage_offset, (owner,), {})
+        asked(tracer.recorder, torch._C.TensorBase.storage_offset, (owner,), {})
         return tensors.storage_offset(tracer.world, owner)
     if name == "_is_view":
-        return tensors.guarded_fact(tracer.world, owner, "_is_view()", torch.Tensor._is_view)
+        return tensors.guarded_fact(tracer.world, owner, "_is_view()", torch._C.TensorBase._is_view)
     if name in _LAYOUT_QUERIES:
-        return asked(tracer.recorder, getattr(torch.Tensor, name), (owner, *args), kwargs)
+        return asked(tracer.recorder, tensors.method_in_c(name), (owner, *args), kwargs)
     if name == "copy_" and args and type(args[0]) in (bool, int, float):  # no operator takes a number
         number = tracer.call(torch.tensor, args[:1], {"dtype": _NUMBERS[type(args[0])], "device": "cpu"})
         args = (number, *args[1:])
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
-        return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
+        return native(tensors.method_in_c(name), owner, *args, **kwargs)
     if name == "new_tensor":
         own = dict(zip(("data",), args)) | {"dtype": owner.dtype, "device": owner.device}
         parts = reads.joined(tracer, own | {key: value for key, value in kwargs.items() if value is not None})
         if parts is not MISSING:
             return parts
-    method, given = getattr(torch.Tensor, name), (owner, *args)
+    method, given = tensors.method_in_c(name), (owner, *args)
     otherwise = decompositions.FUNCTIONS.get(method)
     made = None if otherwise is None else otherwise(tracer.recorder, tracer.world.torch_call, given, kwargs)
     return tracer.world.torch_call(method, given, kwargs) if made is None else made
