@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright._native import isinstance
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.native_ready import CONTENTS, PLAIN, SCALARS, for_native, guard_decimals, text_ready
@@ -139,6 +139,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):
         bound = fn.__get__(owner, type(owner)) if hasattr(type(fn), "__get__") else fn  # `getattr` may be the program's
+        if name == "enable" and any(base.__module__ == "_lsprof" for base in type(owner).__mro__):
+            raise SkipFrame("untraceable-call", "a profiler begins, which is to see the program's frames")
         code = call_support.break_code(bound, "opaque-object")
         raise GraphBreak(code, f"{type(owner).__qualname__}.{name}, which is written in C")
     base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
