@@ -246,10 +246,12 @@ def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
         raise GraphBreak("tensor-address", f"Tensor.{name} asks for {_REFUSED[name]}")
     found = classes.lookup(world.type_of(tensor), name)
     if isinstance(found, types.FunctionType):
-        return types.MethodType(found, tensor)
+        return types.MethodType(world.load(found, world.constant(found, name)), tensor)
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         # PyTorch's own method: the traced class overrides some, to refuse them
         return found.__get__(tensor, torch.Tensor)
+    if isinstance(found, (classmethod, types.ClassMethodDescriptorType, types.BuiltinFunctionType)):  # the traced class has its own
+        return getattr(world.type_of(tensor), name)
     if isinstance(found, (types.GetSetDescriptorType, property)):
         raise GraphBreak("tensor-attribute", f"Tensor.{name}")
     return found if isinstance(found, (str, type(None))) else native(getattr, tensor, name)
