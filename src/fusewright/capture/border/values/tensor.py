@@ -250,7 +250,8 @@ def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         # PyTorch's own method: the traced class overrides some, to refuse them
         return found.__get__(tensor, torch.Tensor)
-    if isinstance(found, (classmethod, types.ClassMethodDescriptorType, types.BuiltinFunctionType)):  # the traced class has its own
+    if isinstance(found, (classmethod, types.ClassMethodDescriptorType, types.BuiltinFunctionType)):
+        # not the traced class's own
         return getattr(world.type_of(tensor), name)
     if isinstance(found, (types.GetSetDescriptorType, property)):
         raise GraphBreak("tensor-attribute", f"Tensor.{name}")
