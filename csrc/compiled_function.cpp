@@ -258,11 +258,8 @@ PyMethodDef function_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-// torch.fx traces only what says that it is a function, and looks at these parts of one. At all other times a compiled
-// function is itself.
-PyObject *function_class(PyObject *self, void *) {
-    return Py_NewRef(reinterpret_cast<PyObject *>(fw::traced_symbolically() ? &PyFunction_Type : Py_TYPE(self)));
-}
+// It says that it is a function, which `inspect`, `pydoc` and torch.fx ask before they look at these parts of one.
+PyObject *function_class(PyObject *, void *) { return Py_NewRef(reinterpret_cast<PyObject *>(&PyFunction_Type)); }
 
 PyObject *function_part(PyObject *self, void *name) {
     PyObject *function = reinterpret_cast<CompiledFunction *>(self)->function;

@@ -143,8 +143,6 @@ int modes_known() {
     return known;
 }
 
-bool traced_symbolically() { return !globals.empty() && !is_usual(globals[0]); }
-
 int modes_init(PyObject *module) { return PyModule_AddFunctions(module, functions); }
 
 }  // namespace fw

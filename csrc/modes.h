@@ -15,8 +15,6 @@ int modes_known();
 // The same but for torch-function modes, and only where it is read natively (`read` is false otherwise): runs no Python
 // code, sets no exception.
 bool plain_modes(bool *read);
-// Whether torch.fx traces a function by calling it with proxies.
-bool traced_symbolically();
 // Registers probe_modes, set_modes and modes_known in the module.
 int modes_init(PyObject *module);
 

@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base import marks
 from fusewright.base.errors import OptionError
 

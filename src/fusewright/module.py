@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 
 from fusewright import _native
+from fusewright._native import isinstance
 from fusewright.base import own_methods
 from fusewright.base.errors import warn
 

@@ -97,8 +97,6 @@ def equal_if(
 IN_RANGE = """
 def in_range(a):
     return a.nan_to_num(0.0, 9.0, -9.0).clamp(0, 99) if a.is_floating_point() else a
-def copied(a, b):
-    return a.copy_(b if a.is_floating_point() or a.is_complex() else in_range(b))
 """
 
 
@@ -117,8 +115,8 @@ EXTREME = r"= (.*(?:\.(?:max|min|amax|amin|aminmax)|maximum|minimum|max_pool\dd|
 
 
 SMALL = """
-def small(a):
-    return a.clamp(-99, 99) if a.is_floating_point() else a
+def small(a, name):
+    return (a.clamp_ if name.endswith("_") else a.clamp)(-99, 99) if a.is_floating_point() else a
 """
 
 
@@ -131,7 +129,7 @@ def written(a):
 def overflows_between(found: Difference, text: str, examine: Examine) -> bool:
     """Whether ours is infinite only where eager's is within a factor of two of the largest half, and the results are
     equal once each half is a float."""
-    pairs = zip(*[re.findall(r"[-\w.]+", side) for side in (found.ours, found.eager)], strict=True)
+    pairs = zip(*[re.findall(r"[-\w.]+", side) for side in (found.ours, found.eager)], strict=False)
     infinite = [(ours, eager) for ours, eager in pairs if ours.endswith("inf") != eager.endswith("inf")]
     other = re.sub(r"\bf16\b", "f32", text)
     near = [eager for ours, eager in infinite if ours.endswith("inf") and abs(float(eager)) > 32752]
@@ -142,13 +140,6 @@ KRON = """
 def kron(*operands):
     return torch.kron(*[one.clone() for one in operands])
 """
-
-
-def cast_in_range(found: Difference, text: str, examine: Examine) -> bool:
-    """Whether the results are equal once what is cast to integers, or copied to them, is a number that they hold."""
-    cast = r"\b(\w+)\.(to\((?:[iu]\d+|torch\.int\d+)\)|byte\(\)|long\(\))"
-    changed = re.sub(r"\b(\w+)\.copy_\(", r"copied(\1, ", re.sub(cast, r"in_range(\1).\2", text))
-    return changed != text and examine(IN_RANGE + changed) is None
 
 
 class _ByName(ast.NodeTransformer):
@@ -319,7 +310,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Others vanish beside them, so what is left once they cancel goes by the order in which they are added (`nan_to_num` "
         "makes them of infinities). Equal once no number is larger than 99.",
         lambda found, text, examine: equal_if(
-            found, SMALL + text, examine, r"\b(\w+)\.(sum|mean|cumsum)\(", r"small(\1).\2("
+            found, SMALL + text, examine, r"\b(\w+)\.(sum|mean|cumsum_?)\(", r"small(\1, '\2').\2("
         ),
     ),
     Deviation(
@@ -402,11 +393,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
             ".grad" in found.where
             and equal_if(found, KRON + text, examine, r"torch\.kron\((?=\w)", "kron(")
         ),
-    ),
-    Deviation(
-        "integers of what no integer is",
-        "What a NaN or a number out of range becomes as an integer, C++ leaves undefined: it depends on the instruction.",
-        cast_in_range,
     ),
     Deviation(
         "cosine similarity of a half and another type",

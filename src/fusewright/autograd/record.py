@@ -25,7 +25,7 @@ from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import facts
 from fusewright.record.applications import content
-from fusewright.record.recorder import Recorder
+from fusewright.record.recorder import GRAD, Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
 from fusewright.sizes.strides import shares_elements
 
@@ -110,7 +110,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
                 if group.inputs:
                     asked = [leaves[position] for position, _ in group.inputs]
                     recorder.lines.active = True
-                    found = recorder.call(torch.autograd.grad, (roots, asked, given), {"allow_unused": True})
+                    found = recorder.call(GRAD, (roots, asked, given), {"allow_unused": True})
             except GraphBreak as signal:
                 if not (recorder.freed and "second time" in signal.detail):
                     raise

@@ -30,6 +30,7 @@ from fusewright.base.options import CAPTURE_OPTIONS, Settings
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.rewrites import Rewrites
 from fusewright.capture.frame import Backward
+from fusewright.graph.bound_names import as_module
 from fusewright.record.traced_tensor import cut_off
 from fusewright.sizes.expressions import Expr
 
@@ -155,7 +156,7 @@ class GraphToCompile:
                     root.register_buffer(node.target, value)
                 else:
                     setattr(root, node.target, value)
-        return torch.fx.GraphModule(root, graph)
+        return as_module(root, graph)
 
     def real_inputs(self) -> list[Any]:
         """The inputs of the call that caused the compile: tensors, and Python numbers for symbolic sizes."""

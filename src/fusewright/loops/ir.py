@@ -175,10 +175,10 @@ def cast(value: Expression, dtype: torch.dtype) -> Expression:
 
 def _as_integer(number: float, dtype: torch.dtype) -> int:
     """What a conversion makes of it on an x86 (`_float_to_int` in codegen/llvm/emit/expressions.py): of what is out of
-    range the least integer. To LLVM that is nothing at all, and it takes for a constant what lies in a register."""
+    range the least integer. uint8 goes by way of int64, which is seen of a float64 alone."""
     if dtype is torch.bool:
         return int(number != 0)
-    least = -(1 << (63 if dtype.itemsize == 8 or dtype is torch.uint32 else 31))
+    least = -(1 << (63 if dtype.itemsize == 8 or dtype in (torch.uint8, torch.uint32) else 31))
     return int(number) if math.isfinite(number) and least <= int(number) < -least else least
 
 

@@ -54,6 +54,7 @@ _OWN = frozenset({"aten", "prim", "prims", "fusewright"})
 """Namespaces of operators whose gradients are known below Python: they see the program's own grad mode."""
 Level = Literal["aten", "torch"]
 aten = torch.ops.aten
+GRAD, BACKWARD = torch.autograd.grad, torch.autograd.backward  # a program may put others in their place
 
 
 class _RecordingMode(TorchDispatchMode):

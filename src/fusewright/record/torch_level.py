@@ -61,9 +61,9 @@ def torch_target(fn: Callable[..., object], args: Sequence[object]) -> tuple[str
         and isinstance(owner, types.GetSetDescriptorType)
     ):
         return "call_function", getattr, (args[0], owner.__name__)
-    if isinstance(owner, TracedTensor):
-        return "call_method", fn.__name__, (owner, *args)
     name = getattr(fn, "__name__", "")
+    if isinstance(owner, TracedTensor):
+        fn, args = getattr(torch._C.TensorBase, name), (owner, *args)
     if name and args and isinstance(args[0], TracedTensor) and getattr(torch.Tensor, name, None) is fn:
         return "call_method", name, args
     return "call_function", fn, args

@@ -239,6 +239,29 @@ def test_powers_that_are_roots(exponent: float, dtype: torch.dtype) -> None:
         assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~expected.isnan())
 
 
+OUT_OF_RANGE = {
+    "neg of inf": lambda x: torch.full_like(x, math.inf).neg(),
+    "exp": lambda x: torch.full_like(x, 1e4).exp() + 1,
+    "reciprocal": lambda x: torch.zeros_like(x).reciprocal(),
+    "log": lambda x: torch.zeros_like(x).log(),
+    "nan": lambda x: torch.full_like(x, -1.0).sqrt(),
+}
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("target", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_a_float_out_of_range_that_llvm_finds_is_the_integer_that_eager_makes(source: torch.dtype, target: torch.dtype) -> None:
+    """Its own conversion has no value there: it stored what lay in a register. A scalar, a tail, and whole vectors."""
+
+    def converted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(made.to(target) for one in OUT_OF_RANGE.values() for made in (one(x), one(x) * 2))
+
+    for count in (1, 7, 67):
+        x = torch.ones(count, dtype=source)
+        for ours, eager in zip(fusewright.compile(converted)(x), converted(x), strict=True):
+            torch.testing.assert_close(ours, eager, rtol=0, atol=0)
+
+
 NUMBERS = (-1, 300, 70000, -3.7, 300.7, -70000.2, 3e9, 1e18, 0.1, 2**24 + 1)
 
 

@@ -35,7 +35,7 @@ class Outside:
 class Frame(Protocol):
     """An interpreted frame (interpret/interpreter.py). pc: the next instruction; namespace: of a class body, the only
     place of instructions that use it; value: what the frame gives when it is left; locals: NULL where a variable holds
-    nothing; variables: what `locals()` has given, if it must give that again."""
+    nothing; variables: what `locals()` has given, if it must give that again; begun: operators recorded before it."""
 
     function: types.FunctionType
     info: CodeInfo
@@ -44,6 +44,7 @@ class Frame(Protocol):
     pc: int
     namespace: Any
     value: Any
+    begun: int
     variables: dict[str, object] | None
     finished: bool
 

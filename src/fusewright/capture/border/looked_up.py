@@ -23,6 +23,7 @@ from fusewright.capture.border.values.cls import lookup
 from fusewright.capture.border.values.dict import is_written, read_namespace
 from fusewright.capture.bytecode.instructions import decoded
 from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.torch_state import TENSOR_METHODS
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -73,6 +74,8 @@ def _all_pytorchs(world: World, pending: list[types.FunctionType]) -> bool:
         if id(code) not in _paths:
             _paths[id(code)] = code, _paths_of(code)
         for place, *path in _paths[id(code)][1]:
+            if not TENSOR_METHODS.foreign.isdisjoint(path):
+                return False
             called += _methods(path)
             namespace = function.__globals__
             for name in path if place == "global" else ():

@@ -34,7 +34,7 @@ def selected(world: World, tensor: Any, key: Any) -> tuple[Any, Any]:
     axis, rest = 0, list[Any]()
     for part in parts:
         if isinstance(part, torch.SymInt):
-            tensor = world.torch_call(torch.Tensor.select, (tensor, axis, part), {})
+            tensor = world.torch_call(torch._C.TensorBase.select, (tensor, axis, part), {})
             continue
         rest.append(part)
         if part is Ellipsis:

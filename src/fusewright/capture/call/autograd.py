@@ -34,6 +34,7 @@ from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
 from fusewright.record import applications
 from fusewright.record.applications import Application, Hook
+from fusewright.record.recorder import BACKWARD, GRAD
 from fusewright.record.traced_tensor import TracedTensor, version_of
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
             _refuse(tracer, what, inputs)
     for value in inputs:
         _without_hooks(tracer.world, value)
-    result = tracer.world.torch_call(torch.autograd.grad, args, kwargs)
+    result = tracer.world.torch_call(GRAD, args, kwargs)
     _note_freed(tracer, given)
     return result
 
@@ -204,7 +205,11 @@ def _backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
 
 
 def _tensor_backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    """Tensor.backward."""
+    """Tensor.backward, which looks the other one up."""
+    if (found := tracer.world.getattr(torch.autograd, "backward")) is not BACKWARD:
+        given = dict(zip(("self", "gradient", "retain_graph", "create_graph", "inputs"), args)) | kwargs
+        rest = (given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False))
+        return tracer.call(found, (given["self"], *rest), {"inputs": given.get("inputs")})  # type: ignore[no-any-return]
     given = dict(zip(("tensors", "grad_tensors", "retain_graph", "create_graph", "inputs"), args))
     _run_backward(
         tracer, given | {("grad_tensors" if name == "gradient" else name): value for name, value in kwargs.items()}
@@ -234,7 +239,7 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
     keywords: dict[str, Any] = {
         name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given
     }
-    world.torch_call(torch.autograd.backward, (given["tensors"],), keywords)
+    world.torch_call(BACKWARD, (given["tensors"],), keywords)
     _note_freed(tracer, given)
     for leaf in wanted or leaves:
         gradient = leaf.grad
@@ -373,16 +378,16 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
             raise GraphBreak("tensor-attribute", "Tensor.requires_grad_() changes an input")
         return tensor
     if tracer.recorder.level != "aten":
-        return tracer.world.torch_call(torch.Tensor.requires_grad_, (tensor, *args), kwargs)
+        return tracer.world.torch_call(torch._C.TensorBase.requires_grad_, (tensor, *args), kwargs)
     if isinstance(tensor, TracedTensor):
         tensor.made_leaf = bool(wanted) and tensor.is_leaf
-    return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
+    return unwatched(torch._C.TensorBase.requires_grad_, tensor, *args, **kwargs)
 
 
 def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> None:
     """Tensor.retain_grad. A backward inside keeps the gradient in the traced tensor. One outside would have to reach a
     tensor that leaves the graph through the graph's inside: where there is one, the graph is cut here."""
-    world, keep_gradient = tracer.world, torch.Tensor.retain_grad
+    world, keep_gradient = tracer.world, torch._C.TensorBase.retain_grad
     world.requires_grad_matters = True
     if not tensors.requires_grad(world, tensor):
         return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
@@ -404,16 +409,16 @@ _A_VIEW = torch.empty(1, device="cpu")[:]
 
 def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
     """Tensor.detach_: of an input with a gradient it changes the program's tensor; of a view it is an error."""
-    world, detach = tracer.world, torch.Tensor.detach_
+    world, detach = tracer.world, torch._C.TensorBase.detach_
     outside = world.outside(tensor) is not None
     if torch.is_inference_mode_enabled():
         return tensor if outside else world.torch_call(detach, (tensor,), {})
-    if tensors.guarded_fact(world, tensor, "_is_view()", torch.Tensor._is_view):
+    if tensors.guarded_fact(world, tensor, "_is_view()", torch._C.TensorBase._is_view):
         return native(detach, _A_VIEW)  # which raises
     if not outside:
         if world.recorder.level == "torch" or not tensor.requires_grad or getattr(tensor, "node", None) is None:
             return world.torch_call(detach, (tensor,), {})
-        held = world.torch_call(torch.Tensor.detach, (tensor,), {})
+        held = world.torch_call(torch._C.TensorBase.detach, (tensor,), {})
         world.torch_call(detach, (tensor,), {})
         world.recorder.rebinds("a tensor that leaves its history")
         tensor.node = held.node  # for gradients of gradients the graph runs again: there too it has no history

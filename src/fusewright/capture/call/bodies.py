@@ -22,7 +22,7 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import changed
 from fusewright.capture.border.native_ready import elements_of
 from fusewright.operators.schema import facts
-from fusewright.record.recorder import Recorder
+from fusewright.record.recorder import GRAD, Recorder
 from fusewright.record.traced_tensor import TracedTensor, make_traced, version_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
@@ -204,7 +204,7 @@ def record_gradient(
         found: Any = [None] * len(present)
         if roots and present:
             outputs, given = zip(*roots, strict=True)
-            found = recorder.call(torch.autograd.grad, (outputs, present, given), {"allow_unused": True})
+            found = recorder.call(GRAD, (outputs, present, given), {"allow_unused": True})
         reached = {id(leaf): gradient for leaf, gradient in zip(present, found) if gradient is not None}
         made: list[Any] = []
         for leaf, value in zip(leaves, asked):

@@ -131,7 +131,7 @@ def _later(tracer: Tracer, given: Kwargs, started: Any, end: Ends, paired: bool 
 
 
 def _into(tracer: Tracer, target: Any) -> Ends:
-    return lambda result: tracer.world.torch_call(torch.Tensor.copy_, (target, result), {})
+    return lambda result: tracer.world.torch_call(torch._C.TensorBase.copy_, (target, result), {})
 
 
 def _all_reduce(tracer: Tracer, given: Kwargs) -> Any:
@@ -172,7 +172,7 @@ def _all_gather(tracer: Tracer, given: Kwargs) -> Any:
     def end(result: Any) -> None:
         parts = tracer.world.torch_call(torch.Tensor.split, (result, tensor.shape[0]), {})
         for target, part in zip(targets, parts, strict=True):
-            tracer.world.torch_call(torch.Tensor.copy_, (target, part), {})
+            tracer.world.torch_call(torch._C.TensorBase.copy_, (target, part), {})
 
     return _later(tracer, given, started, end)
 
@@ -242,7 +242,7 @@ def _gather(tracer: Tracer, given: Kwargs) -> Any:
 
     def end(result: Any) -> None:
         for place, one in enumerate(into):
-            _into(tracer, one)(tracer.world.torch_call(torch.Tensor.select, (result, 0, place), {}))
+            _into(tracer, one)(tracer.world.torch_call(torch._C.TensorBase.select, (result, 0, place), {}))
 
     return _later(tracer, given, started, end)
 
@@ -252,7 +252,7 @@ def _scatter(tracer: Tracer, given: Kwargs) -> Any:
     source = _peer(group, given, "src", "scatter")
     parts = _like(tracer, given["scatter_list"], tensor, group.size() if group.rank() == source else 0, "scatter")
     call = tracer.world.torch_call
-    given_parts = call(torch.stack, (parts,), {}) if parts else call(torch.Tensor.new_empty, (tensor, (0,)), {})
+    given_parts = call(torch.stack, (parts,), {}) if parts else call(torch._C.TensorBase.new_empty, (tensor, (0,)), {})
     started = _message(tracer, "scatter", given_parts, source, list(tensor.shape), group.group_name)
     return _later(tracer, given, started, _into(tracer, tensor))
 
@@ -333,7 +333,7 @@ def _reduce_scatter(tracer: Tracer, given: Kwargs) -> Any:
     )
 
     def end(result: Any) -> None:
-        _into(tracer, output)(tracer.world.torch_call(torch.Tensor.select, (result, 0, 0), {}))
+        _into(tracer, output)(tracer.world.torch_call(torch._C.TensorBase.select, (result, 0, 0), {}))
 
     return _later(tracer, given, started, end)
 
@@ -348,13 +348,13 @@ def _all_to_all(tracer: Tracer, given: Kwargs) -> Any:
     if len(targets) != group.size() or len(parts) != group.size() or len({one.dtype for one in targets + parts}) > 1:
         raise _refuse("all_to_all of tensors that do not fit the group")
     call = tracer.world.torch_call
-    line = call(torch.cat, ([call(torch.Tensor.flatten, (one,), {}) for one in parts],), {})
+    line = call(torch.cat, ([call(torch._C.TensorBase.flatten, (one,), {}) for one in parts],), {})
     sizes = [one.numel() for one in targets]
     started = _begin(tracer, "all_to_all_single", line, sizes, [one.numel() for one in parts], group.group_name)
 
     def end(result: Any) -> None:
         for target, part in zip(targets, call(torch.split, (result, sizes), {}), strict=True):
-            _into(tracer, target)(call(torch.Tensor.view, (part, target.shape), {}))
+            _into(tracer, target)(call(torch._C.TensorBase.view, (part, target.shape), {}))
 
     return _later(tracer, given, started, end)
 

@@ -31,6 +31,7 @@ from fusewright.capture.call.bodies import (
     refuse,
     traces,
 )
+from fusewright.graph.bound_names import as_module
 from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators import higher_order, subgraphs
 from fusewright.operators.schema import facts
@@ -444,7 +445,7 @@ def _record_modules(
     arguments: Callable[[list[Any]], Args],
 ) -> list[Any]:
     """The operator's node in the outer torch-level graph, with the bodies as submodules."""
-    parts = [tracer.recorder.submodule(torch.fx.GraphModule(torch.nn.Module(), graph)) for graph in graphs]
+    parts = [tracer.recorder.submodule(as_module(torch.nn.Module(), graph)) for graph in graphs]
     return tracer.recorder.record_call(operator, arguments(parts), [kind_of(result) for result in results])
 
 

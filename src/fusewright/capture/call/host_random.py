@@ -89,7 +89,7 @@ def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwarg
             return value
         if name.startswith("_randbelow"):  # a choice, a shuffle or a sample asks which element it is
             raise GraphBreak("host-random", f"a choice among more than {MOST}")
-    return world.torch_call(torch.Tensor.item, (tensor,), {}) if whole else float_of_tensor(recorder, tensor)
+    return world.torch_call(torch._C.TensorBase.item, (tensor,), {}) if whole else float_of_tensor(recorder, tensor)
 
 
 def _clock(name: str) -> Callable[[Tracer, Args, Kwargs], Any]:

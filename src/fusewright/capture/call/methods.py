@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright._native import isinstance
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.native_ready import CONTENTS, PLAIN, SCALARS, for_native, guard_decimals, text_ready
@@ -139,6 +139,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):
         bound = fn.__get__(owner, type(owner)) if hasattr(type(fn), "__get__") else fn  # `getattr` may be the program's
+        if name == "enable" and any(base.__module__ == "_lsprof" for base in type(owner).__mro__):
+            raise SkipFrame("untraceable-call", "a profiler begins, which is to see the program's frames")
         code = call_support.break_code(bound, "opaque-object")
         raise GraphBreak(code, f"{type(owner).__qualname__}.{name}, which is written in C")
     base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
@@ -239,7 +241,7 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if name == "__init__":
         return None
     if name == "as_subclass":
-        return tracer.call(torch.Tensor.as_subclass, (owner, *args), kwargs)
+        return tracer.call(torch._C.TensorBase.as_subclass, (owner, *args), kwargs)
     if name == "__setattr__":
         return subclasses.setattr_of(tracer, owner, args)
     if name in tensors.DATA_DEPENDENT:
@@ -253,23 +255,23 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if protocol is not None:
         return protocol(tracer.world, owner, *args)
     if name == "storage_offset":
-        asked(tracer.recorder, torch.Tensor.storage_offset, (owner,), {})
+        asked(tracer.recorder, torch._C.TensorBase.storage_offset, (owner,), {})
         return tensors.storage_offset(tracer.world, owner)
     if name == "_is_view":
-        return tensors.guarded_fact(tracer.world, owner, "_is_view()", torch.Tensor._is_view)
+        return tensors.guarded_fact(tracer.world, owner, "_is_view()", torch._C.TensorBase._is_view)
     if name in _LAYOUT_QUERIES:
-        return asked(tracer.recorder, getattr(torch.Tensor, name), (owner, *args), kwargs)
+        return asked(tracer.recorder, tensors.method_in_c(name), (owner, *args), kwargs)
     if name == "copy_" and args and type(args[0]) in (bool, int, float):  # no operator takes a number
         number = tracer.call(torch.tensor, args[:1], {"dtype": _NUMBERS[type(args[0])], "device": "cpu"})
         args = (number, *args[1:])
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
-        return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
+        return native(tensors.method_in_c(name), owner, *args, **kwargs)
     if name == "new_tensor":
         own = dict(zip(("data",), args)) | {"dtype": owner.dtype, "device": owner.device}
         parts = reads.joined(tracer, own | {key: value for key, value in kwargs.items() if value is not None})
         if parts is not MISSING:
             return parts
-    method, given = getattr(torch.Tensor, name), (owner, *args)
+    method, given = tensors.method_in_c(name), (owner, *args)
     otherwise = decompositions.FUNCTIONS.get(method)
     made = None if otherwise is None else otherwise(tracer.recorder, tracer.world.torch_call, given, kwargs)
     return tracer.world.torch_call(method, given, kwargs) if made is None else made

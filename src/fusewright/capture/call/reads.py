@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.border.native import native
+from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.call import optimizers
 from fusewright.capture.guards import MISSING
 from fusewright.sizes.symfloat import float_of_tensor, node_of
@@ -39,7 +40,7 @@ def read(tracer: Tracer, name: str, tensor: torch.Tensor, args: tuple[Any, ...],
     recorder = tracer.recorder
     value = recorder.known_value(tensor)
     if value is not None:
-        return native(getattr(torch.Tensor, name), value, *args, **kwargs)
+        return native(tensors.method_in_c(name), value, *args, **kwargs)
     symbolic = recorder.data_numbers or optimizers.asks(tracer)
     if symbolic and name in _NUMBERS_OF and not args and not kwargs:
         if name == "tolist" and all(type(size) is int for size in tensor.shape):
@@ -49,7 +50,7 @@ def read(tracer: Tracer, name: str, tensor: torch.Tensor, args: tuple[Any, ...],
     if recorder.speculation is not None and name in ("item", "__float__") and _is_float(tensor):
         return _number(tracer, tensor)
     value = recorder.read(tensor)
-    return MISSING if value is None else native(getattr(torch.Tensor, name), value, *args, **kwargs)
+    return MISSING if value is None else native(tensors.method_in_c(name), value, *args, **kwargs)
 
 
 def _is_float(tensor: torch.Tensor) -> bool:
@@ -60,7 +61,7 @@ def _is_float(tensor: torch.Tensor) -> bool:
 def _number(tracer: Tracer, tensor: torch.Tensor) -> Any:
     """What `tensor.item()` gives, when the graph runs."""
     if not tensor.is_floating_point():
-        return tracer.world.torch_call(torch.Tensor.item, (tensor,), {})
+        return tracer.world.torch_call(torch._C.TensorBase.item, (tensor,), {})
     if tracer.recorder.level != "aten" and tracer.recorder.env is not None:
         tracer.recorder.lacks_form("data-dependent-scalar", "a float that is read from a tensor")
     return float_of_tensor(tracer.recorder, tensor, checked=not optimizers.asks(tracer))
@@ -69,8 +70,8 @@ def _number(tracer: Tracer, tensor: torch.Tensor) -> Any:
 def _listed(tracer: Tracer, tensor: torch.Tensor) -> Any:
     """What `tensor.tolist()` gives."""
     if tensor.dim():
-        return [_listed(tracer, part) for part in tracer.world.torch_call(torch.Tensor.unbind, (tensor,), {})]
-    return tracer.call(torch.Tensor.item, (tensor,))
+        return [_listed(tracer, part) for part in tracer.world.torch_call(torch._C.TensorBase.unbind, (tensor,), {})]
+    return tracer.call(torch._C.TensorBase.item, (tensor,))
 
 
 def _made(fn: Callable[..., Any]) -> Callable[[Tracer, tuple[Any, ...], dict[str, Any]], Any]:

@@ -105,7 +105,7 @@ def parameter(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if not world.recorder_owns(data) or world.type_of(data) not in (torch.Tensor, torch.nn.Parameter):
         raise GraphBreak("tensor-construction", f"a Parameter of a {world.type_of(data).__qualname__}")
     with torch._C.DisableTorchFunctionSubclass():
-        made = world.torch_call(torch.Tensor.detach, (data,), {})
+        made = world.torch_call(torch._C.TensorBase.detach, (data,), {})
     if world.truth(given.get("requires_grad", True)):
         made = _leaf(tracer, made)
     made.python_class = torch.nn.Parameter

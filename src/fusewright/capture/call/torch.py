@@ -366,7 +366,7 @@ def _check_tensor(position: int) -> Row:
         if condition.device.type != "cpu":
             # on a GPU a failed assertion ends the process
             raise GraphBreak("data-dependent-branch", "a check of a tensor's values")
-        held = world.torch_call(torch.Tensor.all, (condition,), {})
+        held = world.torch_call(torch._C.TensorBase.all, (condition,), {})
         world.torch_call(torch._assert_async, checking(tracer.recorder.level, held), {})
 
     return check
@@ -525,24 +525,25 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
 }
 
 
-def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+def _one_hot(fn: Any, tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """PyTorch's kernel looks at the classes, its form for tracing does not: that is a check in the graph. (On a GPU the
     device asserts.)"""
     world = tracer.world
-    made = world.torch_call(torch.nn.functional.one_hot, args, kwargs)
+    made = world.torch_call(fn, args, kwargs)
     if tracer.recorder.level != "aten":
         return made
-    made = world.torch_call(torch.Tensor.contiguous, (made,), {})  # the form for tracing keeps the classes' layout
+    # the form for tracing keeps the classes' layout
+    made = world.torch_call(torch._C.TensorBase.contiguous, (made,), {})
     classes = args[0] if args else kwargs.get("self", kwargs.get("tensor"))
     if world.recorder_owns(classes) and classes.device.type == "cpu":  # type: ignore[union-attr]
         fit = tracer.call(
             operator.and_, (tracer.call(torch.ge, (classes, 0)), tracer.call(torch.lt, (classes, made.shape[-1])))
         )
-        world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (fit,), {}),), {})
+        world.torch_call(torch._assert_async, (world.torch_call(torch._C.TensorBase.all, (fit,), {}),), {})
     return made
 
 
-def _einsum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+def _einsum(fn: Any, tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """In which order more than two operands are contracted, and so how the result is laid out, is a setting that
     PyTorch's own Python reads."""
     operands = args[1] if len(args) == 2 and type(args[1]) in (list, tuple) else args
@@ -551,7 +552,7 @@ def _einsum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         for name in ("enabled", "strategy"):
             found = native(getattr, torch.backends.opt_einsum, name)
             tracer.world.guard_answer(getattr, (torch.backends.opt_einsum, name), found)
-    return tracer.world.torch_call(torch.einsum, args, kwargs)
+    return tracer.world.torch_call(fn, args, kwargs)
 
 
 def _decomposed(fn: Any, decomposition: Callable[..., Any]) -> Row:
@@ -574,8 +575,8 @@ ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     *call_collectives.ROWS,
     *call_autograd.ROWS,
-    (torch.nn.functional.one_hot, _one_hot),
-    (torch.einsum, _einsum),
+    (torch.nn.functional.one_hot, functools.partial(_one_hot, torch.nn.functional.one_hot)),
+    (torch.einsum, functools.partial(_einsum, torch.einsum)),
     *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),
     *((fn, _written_out(row)) for fn, row in decompositions.INTERPRETED.items()),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),

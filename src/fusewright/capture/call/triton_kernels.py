@@ -100,7 +100,7 @@ class _Launching:
             kinds = user_kernels.result_types(key, self.numbers, ())
             results = self.tracer.recorder.record(user_kernels.LAUNCH, (key, self.numbers, operands), kinds)
             for target, result in zip(targets, results, strict=True):
-                self.tracer.world.torch_call(torch.Tensor.copy_, (target, result), {})
+                self.tracer.world.torch_call(torch._C.TensorBase.copy_, (target, result), {})
 
     def _argument(self, value: Any) -> Any:
         """As the operator is to find it."""

@@ -19,7 +19,7 @@ import torch
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import context_chain, context_of, set_context, set_traceback, traceback_of
 from fusewright.base.location import Location
-from fusewright.base.signals import READS_OF_DATA, GraphBreak, SkipFrame, UserException
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
 from fusewright.capture.border.absent import STAND_FOR, AbsentTraceback
 from fusewright.capture.border.arguments import bind
@@ -32,6 +32,7 @@ from fusewright.capture.bytecode.liveness import live_slots
 from fusewright.capture.bytecode.resume import LastInstruction, origin_of
 from fusewright.capture.guards.sources import module_path
 from fusewright.capture.guards.text import text_of_error
+from fusewright.capture.interpret.callers import left
 from fusewright.capture.interpret.continuation import Continuation, returning
 from fusewright.capture.interpret.generators import InterpretedGenerator
 from fusewright.capture.interpret.opcodes import HANDLERS, unsupported
@@ -296,6 +297,7 @@ class Tracer:
                 error = signal.exception
             except (GraphBreak, SkipFrame) as signal:
                 signal.stack = signal.stack or self.stack()
+                left(frame, signal)
                 raise
             if frame.info.handlers[frame.pc - 1] is None:
                 self.forget_traceback(error)
@@ -400,8 +402,7 @@ class Tracer:
                     error = signal.exception
                 except (GraphBreak, SkipFrame) as signal:
                     signal.stack = signal.stack or self.stack()
-                    if type(signal) is GraphBreak and signal.code in READS_OF_DATA:
-                        signal.passed.append((frame.info.code, frame.pc, frame.begun))
+                    left(frame, signal)
                     raise
         finally:
             self._depth -= 1

@@ -83,7 +83,7 @@ class TracedArray:
         """Writes other elements into the array's memory: as `out=` and in-place operators do."""
         if made.tensor.shape != self.tensor.shape or not np.can_cast(made.dtype, self.dtype, "same_kind"):
             refuse(f"a store of an array of {made.dtype} into one of {self.dtype}, or of another shape")
-        self.world.torch_call(torch.Tensor.copy_, (self.tensor, made.tensor), {})
+        self.world.torch_call(torch._C.TensorBase.copy_, (self.tensor, made.tensor), {})
 
     def __bool__(self) -> bool:
         return bool(self._number("data-dependent-branch", "the truth value of an array"))
@@ -255,7 +255,7 @@ def of_tensor(world: World, tensor: torch.Tensor) -> TracedArray:
             "tensor-address", "Tensor.numpy() of a tensor that requires a gradient, or of a kind that is not traced"
         )
     world.uses_arrays = True
-    return TracedArray(world, world.torch_call(torch.Tensor.detach, (tensor,), {}))
+    return TracedArray(world, world.torch_call(torch._C.TensorBase.detach, (tensor,), {}))
 
 
 def has_array(values: Any) -> bool:
@@ -323,7 +323,7 @@ def cast(world: World, value: Any, dtype: torch.dtype) -> Any:
         return (
             value.tensor
             if value.tensor.dtype is dtype
-            else world.torch_call(torch.Tensor.to, (value.tensor, dtype), {})
+            else world.torch_call(torch._C.TensorBase.to, (value.tensor, dtype), {})
         )
     number = value.item() if isinstance(value, np.generic) else value
     return float(number) if dtype.is_floating_point else number
@@ -406,7 +406,7 @@ def _as_operator(world: World, function: Any, args: tuple[Any, ...], kwargs: dic
         raise GraphBreak("numpy-call", f"numpy.{shown}: {error}") from error
     made = world.torch_call(numpy_calls.NUMPY_CALL, (name, text, about.results, given), {})
     if about.plain:
-        return world.tracer.call(torch.Tensor.item, (made[0],))
+        return world.tracer.call(torch._C.TensorBase.item, (made[0],))
     assert len(made) == len(kinds)
     parts = [TracedArray(world, part, scalar) for part, scalar in zip(made, about.scalars)]
     return parts[0] if about.together is None else about.together(parts)

@@ -65,7 +65,7 @@ def _mean_or_sum_of_any(function: Callable[..., Any], to: torch.dtype) -> Callab
             if to is torch.int64:
                 axes = tuple(range(array.tensor.dim())) if axis is None else (axis,)
                 return array.made(function, axes, keepdim=keepdims)
-            array = TracedArray(world, world.torch_call(torch.Tensor.to, (array.tensor, to), {}))
+            array = TracedArray(world, world.torch_call(torch._C.TensorBase.to, (array.tensor, to), {}))
         return floats(world, array, axis, keepdims)
 
     return call
@@ -95,13 +95,13 @@ def _astype(world: World, array: Any, dtype: Any) -> TracedArray:
     wanted = TORCH_DTYPES.get(np.dtype(dtype))
     if wanted is None or (array.dtype.kind == "f" and np.dtype(dtype).kind in "biu"):
         refuse("astype to a dtype that is not traced, or from floats to integers")
-    return TracedArray(world, world.torch_call(torch.Tensor.to, (array.tensor, wanted), {"copy": True}), array.scalar)
+    made = world.torch_call(torch._C.TensorBase.to, (array.tensor, wanted), {"copy": True})
+    return TracedArray(world, made, array.scalar)
 
 
 def _copy(world: World, array: Any) -> TracedArray:
-    return TracedArray(
-        world, world.torch_call(torch.Tensor.contiguous, (world.torch_call(torch.clone, (array.tensor,), {}),), {})
-    )
+    copied = world.torch_call(torch.clone, (array.tensor,), {})
+    return TracedArray(world, world.torch_call(torch._C.TensorBase.contiguous, (copied,), {}))
 
 
 def _where(world: World, condition: Any, chosen: Any, other: Any) -> TracedArray:
@@ -261,7 +261,7 @@ def _einsum(world: World, text: Any, *arrays: Any) -> TracedArray:
     if not plain or len(arrays) < 2 or not all(one.tensor.is_contiguous() for one in arrays):
         refuse("einsum with an ellipsis, of one array, or of arrays that are not contiguous")
     made = world.torch_call(torch.einsum, (text, *(one.tensor for one in arrays)), {})
-    return result(world, world.torch_call(torch.Tensor.contiguous, (made,), {}))
+    return result(world, world.torch_call(torch._C.TensorBase.contiguous, (made,), {}))
 
 
 def _median(world: World, array: Any, axis: Any = None) -> TracedArray:
@@ -292,7 +292,7 @@ def _meshgrid(world: World, *arrays: Any, indexing: str = "xy") -> Any:
 def _flattened(world: World, array: Any) -> TracedArray:
     if type(array) is not TracedArray or array.scalar or not array.tensor.is_contiguous():
         refuse("an array that is not contiguous is flattened")
-    return TracedArray(world, world.torch_call(torch.Tensor.view, (array.tensor, -1), {}))
+    return TracedArray(world, world.torch_call(torch._C.TensorBase.view, (array.tensor, -1), {}))
 
 
 def _listed(world: World, array: TracedArray) -> Any:
@@ -359,7 +359,7 @@ def _number(world: World, array: TracedArray, *place: Any) -> Any:
     if array.tensor.numel() != 1:
         refuse("item() of several elements")
     if array.dtype.kind != "f" or recorder.env is None:
-        return world.tracer.call(torch.Tensor.item, (array.tensor,))
+        return world.tracer.call(torch._C.TensorBase.item, (array.tensor,))
     if recorder.level != "aten":
         recorder.lacks_form("data-dependent-scalar", "a float that is read from an array")
     return float_of_tensor(recorder, array.tensor)

@@ -319,8 +319,8 @@ def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -
         namespace = handed_out(instance_dict(world, obj))
         world.owners[id(namespace)] = obj, name
         return namespace
-    if name == "__class__":
-        return kind
+    if name == "__class__":  # a compiled function says that it is a function
+        return kind if found.__objclass__ is object else native(found.__get__, obj)
     of_context = name in ("saved_tensors", "saved_variables") and found.__objclass__ is torch._C._FunctionBase
     if of_context and world.outside(obj) is not None:
         # Hooks unpack them: a checkpoint's compute them again, at one read only. The program's read is that one.

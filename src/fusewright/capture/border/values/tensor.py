@@ -246,10 +246,13 @@ def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
         raise GraphBreak("tensor-address", f"Tensor.{name} asks for {_REFUSED[name]}")
     found = classes.lookup(world.type_of(tensor), name)
     if isinstance(found, types.FunctionType):
-        return types.MethodType(found, tensor)
+        return types.MethodType(world.load(found, world.constant(found, name)), tensor)
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         # PyTorch's own method: the traced class overrides some, to refuse them
         return found.__get__(tensor, torch.Tensor)
+    if isinstance(found, (classmethod, types.ClassMethodDescriptorType, types.BuiltinFunctionType)):
+        # not the traced class's own
+        return getattr(world.type_of(tensor), name)
     if isinstance(found, (types.GetSetDescriptorType, property)):
         raise GraphBreak("tensor-attribute", f"Tensor.{name}")
     return found if isinstance(found, (str, type(None))) else native(getattr, tensor, name)
@@ -305,7 +308,7 @@ def storage_offset(world: World, tensor: torch.Tensor) -> object:
     """`tensor.storage_offset()`; a view made inside does not know the offset of what it is a view of."""
     if world.outside(tensor) is None and tensor._is_view():
         raise GraphBreak("tensor-address", "Tensor.storage_offset() of a view that was made inside")
-    return guarded_fact(world, tensor, "storage_offset()", torch.Tensor.storage_offset)
+    return guarded_fact(world, tensor, "storage_offset()", torch._C.TensorBase.storage_offset)
 
 
 def _fact(name: str) -> Callable[[World, torch.Tensor], object]:
@@ -324,7 +327,7 @@ def _grad(world: World, tensor: torch.Tensor) -> object:
 def _data(world: World, tensor: torch.Tensor) -> object:
     """The getter itself: what is written through `data` is counted by neither tensor, as it is by both after
     detach()."""
-    return world.torch_call(torch.Tensor.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
+    return world.torch_call(torch._C.TensorBase.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
 
 
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
@@ -383,7 +386,7 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
             return native(setattr, tensor, name, value)  # type: ignore[no-any-return]
         world.recorder.lacks_form("tensor-attribute", "a store to Tensor.grad of a tensor made inside")
     if name == "requires_grad":
-        return world.tracer.call(torch.Tensor.requires_grad_, (tensor, value))  # type: ignore[no-any-return]
+        return world.tracer.call(torch._C.TensorBase.requires_grad_, (tensor, value))  # type: ignore[no-any-return]
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
     namespace = _namespace(world, tensor)
@@ -418,7 +421,7 @@ def _store_data(world: World, tensor: Any, value: Any) -> None:
     if recorder.level == "torch":  # the graph does it, below the eyes of autograd
         recorder.record_call(set_data, (tensor, value), ())
         return
-    held = world.torch_call(torch.Tensor.detach, (value,), {})
+    held = world.torch_call(torch._C.TensorBase.detach, (value,), {})
     tensor.node = held.node
     if outside:
         world.effects.store_slot(tensor, "data", held)
@@ -454,6 +457,12 @@ def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:
         namespace.remove(name)
     else:
         del namespace[name]
+
+
+def method_in_c(name: str) -> Callable[..., Any]:
+    """PyTorch's own method of tensors, also where a program has put another one under its name."""
+    found = getattr(torch._C.TensorBase, name, None)
+    return found if found is not None and found is not getattr(object, name, None) else getattr(torch.Tensor, name)
 
 
 DATA_DEPENDENT = {

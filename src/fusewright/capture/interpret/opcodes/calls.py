@@ -262,10 +262,13 @@ def _exception(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> o
 
 
 def _refuse(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    # A break runs the call inside `finish`, whose frame is not the user's: neither in the place of the root, nor of a
-    # caller whose variables are asked for (and, from CPython 3.13 on, written).
-    kind = SkipFrame if frame.back is None or "f_locals" in frame.function.__code__.co_names else GraphBreak
+    # A break runs the call inside `finish`, whose frame is not the user's in the place of the root.
+    kind = SkipFrame if frame.back is None else GraphBreak
     raise kind("frame-access", "a call that reads or changes the calling frame (eval, exec, sys._getframe…)")
+
+
+def _skip(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    raise SkipFrame("frame-access", "a call that looks at the frames of all callers")
 
 
 FRAME_CALLS: dict[int, Callable[[Any, tuple[Any, ...], dict[str, Any]], object]] = {
@@ -281,5 +284,5 @@ FRAME_CALLS: dict[int, Callable[[Any, tuple[Any, ...], dict[str, Any]], object]]
     id(exec): _refuse,
     id(sys._getframe): _refuse,
     id(inspect.currentframe): _refuse,
-    id(inspect.stack): _refuse,
+    id(inspect.stack): _skip,
 }

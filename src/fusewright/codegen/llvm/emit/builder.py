@@ -207,7 +207,7 @@ class FunctionBuilder:
 
     def convert(self, opcode: str, value: Value, type_: str) -> Value:
         """`fpext`, `trunc`, `bitcast` (of equal widths), ...: lane by lane."""
-        if value.type == type_ and opcode != "fptosi":
+        if value.type == type_:
             return value
         return self.value(f"{opcode} {value.typed} to {type_text(type_, value.lanes)}", type_, value.lanes)
 

@@ -14,7 +14,7 @@ import torch
 
 from fusewright.codegen.llvm.emit import math, special
 from fusewright.codegen.llvm.emit.builder import FunctionBuilder, Value
-from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES, INTEGER_OF, TYPE_BITS, ElementType
+from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES, INTEGER_OF, TYPE_BITS, ElementType, suffix
 from fusewright.loops.ir import Apply, Constant
 
 Builder = FunctionBuilder
@@ -384,12 +384,19 @@ def convert(b: Builder, value: Value, source: torch.dtype, target: torch.dtype) 
 
 
 def _float_to_int(b: Builder, value: Value, to: ElementType) -> Value:
-    """Narrow targets go through i32, as x86 compilers do: 300.0 becomes the uint8 44, -1.0 becomes 255."""
+    """Narrow targets go through i32, as x86 compilers do: 300.0 becomes the uint8 44, -1.0 becomes 255. What is out of
+    range is what the processor makes of it (`_as_integer` in loops/ir.py): LLVM's `fptosi` has no value there, and
+    where LLVM finds the number itself it takes what lies in a register. It finds nothing behind the constrained form,
+    which is the same instruction."""
     if to.size == 8:
-        return b.convert("fptosi" if to.signed else "fptoui", value, "i64")
-    through = "i64" if to.size == 4 and not to.signed else "i32"
-    wide = b.convert("fptosi", value, through)
-    return b.convert("trunc", wide, to.register)
+        return _truncate(b, "fptosi" if to.signed else "fptoui", value, "i64")
+    wide = not to.signed and (to.size == 4 or value.type == "double")  # as ATen does: the uint8 of 4294967295.0 is 255
+    return b.convert("trunc", _truncate(b, "fptosi", value, "i64" if wide else "i32"), to.register)
+
+
+def _truncate(b: Builder, opcode: str, value: Value, type_: str) -> Value:
+    symbol = f"llvm.experimental.constrained.{opcode}.{suffix(type_, value.lanes)}.{suffix(value.type, value.lanes)}"
+    return b.call(symbol, [value, Value('!"fpexcept.ignore"', "metadata")], type_, value.lanes)
 
 
 def _widen_half(b: Builder, value: Value, source: torch.dtype) -> Value:
