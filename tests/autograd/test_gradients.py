@@ -253,6 +253,30 @@ def test_gradients_of_gradients_along_a_dimension(name: str) -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize("name", sorted(ALONG.keys() - {"cdist"}))
+def test_gradients_of_gradients_along_a_dimension_that_are_asked_inside(name: str) -> None:
+    """There a gradient of our own has gradients itself."""
+
+    def derivatives(x: torch.Tensor) -> list[torch.Tensor]:
+        found = [ALONG[name](x * 2)]
+        weights = torch.arange(found[0].numel(), dtype=found[0].dtype).view(found[0].shape).sin()
+        while len(found) < 4:
+            order = torch.autograd.grad((found[-1] * weights[: len(found[-1])]).sum(), x, create_graph=True, allow_unused=True)[0]
+            if order is None or not order.requires_grad:
+                break
+            weights = torch.arange(order.numel(), dtype=order.dtype).view(order.shape).sin()
+            found.append(order)
+        return [one.detach() for one in found]
+
+    compiled = fusewright.compile(derivatives)
+    for rows, zeros in ((4, 0), (4, 1), (5, 2), (6, 4)):
+        x = torch.rand(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+        if "cumprod" in name:
+            x.view(-1)[torch.arange(zeros) * 5 + 1] = 0
+        found, expected = (run(x.clone().requires_grad_()) for run in (compiled, derivatives))
+        torch.testing.assert_close(found, expected, check_stride=True, equal_nan=True)
+
+
 def _leaves_its_history(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y.detach_()

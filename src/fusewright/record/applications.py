@@ -1,4 +1,5 @@
-"""User code that has a part in a graph's gradients: applications of custom autograd functions, and hooks on tensors.
+"""User code that has a part in a graph's gradients: applications of custom autograd functions, hooks on tensors and on
+what is saved.
 
 The recorder notes them as it goes; `autograd/replay.py` calls them again, natively, for gradients of gradients. Always
 holds: what is noted names nodes of the recorded graph and otherwise only values that do not depend on the call.
@@ -38,16 +39,14 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class Hook:
-    """A function that is called with the gradient of `tensor`, as that is behind the node `after`.
+class Called:
+    """A function of the program's that autograd calls.
 
     function  itself, or (made by the call) one that lacks what it holds
     held      what it holds then, as `Application` has arguments: the variables of enclosing functions (NotImplemented:
               one from outside of the call, which is there), the defaults, and those of keywords
     """
 
-    tensor: torch.fx.Node
-    after: torch.fx.Node
     function: Any
     held: tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -62,10 +61,32 @@ class Hook:
         return made
 
 
-def hook_of(
-    tensor: torch.fx.Node, after: torch.fx.Node, function: types.FunctionType, from_outside: Callable[[Any], bool]
-) -> Hook | None:
-    """A hook that the call has made; None of one that holds what may be another object at another call.
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """What is called with the gradient of `tensor`, as that is behind the node `after`."""
+
+    tensor: torch.fx.Node
+    after: torch.fx.Node
+    called: Called
+
+
+@dataclass(slots=True)
+class Saving:
+    """What autograd calls with the tensors that the nodes behind `after`, up to `last` (None: to the end), save, and
+    when it needs them. as_packed: whether what `pack` looks up is what it was."""
+
+    pack: Called
+    unpack: Called
+    as_packed: Callable[[], bool]
+    after: torch.fx.Node | None
+    last: torch.fx.Node | None = None
+
+
+UserCode = Application | Hook | Saving
+
+
+def called(function: types.FunctionType, from_outside: Callable[[Any], bool]) -> Called | None:
+    """A function that the call has made; None of one that holds what may be another object at another call.
     `from_outside`: whether a cell was there before."""
     cells = function.__closure__ or ()
     values = tuple(NotImplemented if from_outside(cell) else content(cell) for cell in cells)
@@ -74,7 +95,7 @@ def hook_of(
     if any(one is VARYING for one in leaves(held)):
         return None
     closure = tuple(cell if value is NotImplemented else types.CellType() for cell, value in zip(cells, values))
-    return Hook(tensor, after, _like(function, closure, ()), held)
+    return Called(_like(function, closure, ()), held)
 
 
 def _like(function: types.FunctionType, closure: tuple[Any, ...], defaults: tuple[Any, ...]) -> types.FunctionType:
@@ -107,5 +128,5 @@ def again(value: Any, lists: bool = True) -> Any:
 
 _CONSTANT = frozenset(
     {int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, type(None),
-     type(NotImplemented)}
+     type(NotImplemented), types.ModuleType}
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch.fx
@@ -34,7 +34,7 @@ from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
 from fusewright.operators.schema import OperatorFacts, argument, facts
 from fusewright.record import composites, data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
-from fusewright.record.applications import Application, Hook
+from fusewright.record.applications import UserCode
 from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
@@ -109,7 +109,7 @@ class Recorder:
         self.here: tuple[Location, ...] = ()
         self.lines = ForwardLines()
         self._grad_mode = True  # as it was when the present call began
-        self.user_gradients: list[Application | Hook] | None = []
+        self.user_gradients: list[UserCode] | None = []
         self.user_reads: list[Any] = []  # capture.border.looked_up.Read
         self.user_cells: list[Any] = []  # of hooks, with what they held
         self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
@@ -269,8 +269,8 @@ class Recorder:
         """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with
         symbolic sizes PyTorch's Python versions of composite operators stand for those in C++, which need numbers."""
         if self._depth:
-            yield
-            return
+            with nullcontext() if decompositions else torch._C._DisablePythonDispatcher():
+                return (yield)
         self._begin()
         try:
             with _RecordingMode(self):
