@@ -671,3 +671,25 @@ def asked_by_a_function_beside_a_hook(compiled: Compiled) -> list[Any]:
             y, gradients = f(p)
             found += [y, p.grad, *(gradients or ())]
     return found
+
+
+@program
+def asked_again_of_what_was_freed(compiled: Compiled) -> list[Any]:
+    """Also where only the way to one input is gone."""
+
+    def fn(a: torch.Tensor) -> Any:
+        t = a.sin()
+        (first,) = torch.autograd.grad(t.exp().sum(), t, create_graph=True)
+        return first, torch.autograd.grad(first.mean(), t)[0]
+
+    f, found = compiled(fn), []
+    for size in (3, 5):
+        a = random(size, 3)
+        first = f(a)[0].sum()
+        asks: list[Callable[[], Any]] = [lambda: torch.autograd.grad(first, a, allow_unused=True)[0], first.backward]
+        for ask in asks:
+            try:
+                found.append(ask())
+            except RuntimeError as error:
+                found.append(str(error)[:50])
+    return found

@@ -277,6 +277,38 @@ def test_gradients_of_gradients_along_a_dimension_that_are_asked_inside(name: st
         torch.testing.assert_close(found, expected, check_stride=True, equal_nan=True)
 
 
+SAVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "root": lambda x: x.square().add(1).sqrt(), "softmax": lambda x: x.softmax(0),
+    "logsumexp": lambda x: x.logsumexp(0), "norm": lambda x: x.norm(dim=0), "in place": lambda x: (x * 0.5).exp_().sin(), "inverse": lambda x: torch.linalg.inv(x[:3] + 9),
+    "beside a detached one": lambda x: x.exp().detach() * x.tanh() + x.exp(), "twice": lambda x: x.exp().tanh().exp(), "parts": lambda x: x.tanh()[1:] * x.exp()[:-1],
+    "written detached": lambda x: x.exp().detach().mul_(x).sin() + x, "cumprod": lambda x: x.cumprod(0), "checkpoint": lambda x: checkpoint(torch.exp, x.tanh(), use_reentrant=False),
+    "layer norm": lambda x: nn.functional.layer_norm(x.exp(), (3,)), "reciprocal": lambda x: (x.exp() + 1).reciprocal() * x.exp().rsqrt(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("orders", [1, 2])
+@pytest.mark.parametrize("name", SAVED)
+def test_gradients_of_gradients_of_one_that_was_asked_inside(name: str, orders: int, backend: str) -> None:
+    """Autograd saves a result apart from its history, which leads on when a formula reads it."""
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        found = SAVED[name](x)
+        for _ in range(orders):
+            (found,) = torch.autograd.grad((found * found).sum(), x, create_graph=True)
+        return found
+
+    compiled = fusewright.compile(inside, backend=backend)
+    for rows in (4, 5, 6):
+        values, results = torch.rand(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rows)), []
+        for run in (inside, compiled):
+            x = values.clone().requires_grad_()
+            first = run(x)
+            (second,) = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
+            results.append([first, second, *torch.autograd.grad(second.sin().sum(), x)])
+        torch.testing.assert_close(results[1], results[0])
+
+
 def _leaves_its_history(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y.detach_()

@@ -140,6 +140,8 @@ class _Program:
                 environment[node] = constants[str(node.target)]
             elif isinstance(node.meta.get("type"), Expr):
                 environment[node] = evaluate(node.meta["type"], sizes)
+            elif "saved" in node.meta:
+                environment[node] = environment[_with_history(node)]
             elif node.target is operator.getitem:
                 environment[node] = environment[node.args[0]][node.args[1]]  # type: ignore[index]
             else:
@@ -175,6 +177,13 @@ class _Late:
 
 _INSTEAD: dict[Any, Callable[..., Any]] = {torch.ops.aten.detach.default: lambda tensor: tensor.data}
 """What runs in an operator's place: `detach` stands for `data` too, a write to which does not count as one."""
+
+
+def _with_history(node: torch.fx.Node) -> torch.fx.Node:
+    """What autograd has saved as this."""
+    while node.target is torch.ops.aten.detach.default:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _nodes(value: Any) -> list[torch.fx.Node]:

@@ -102,6 +102,32 @@ def _like(function: types.FunctionType, closure: tuple[Any, ...], defaults: tupl
     return types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
 
 
+def note_saved(saved: dict[torch.fx.Node, int], func: Any, args: Any, node: torch.fx.Node) -> None:
+    """Notes a result that autograd has saved, for which it detaches it, and later gives a formula with its history:
+    that is written in no graph, and the operators run again for gradients of gradients. `saved`: who made it."""
+    if func is torch.ops.aten.detach.default:
+        made_by = _made_by(args[0])
+        number = saved.get(args[0].node) if made_by is None else made_by
+        if number is not None:
+            saved[node] = number
+    elif saved and torch.is_grad_enabled():
+        for one in leaves(args):
+            number = saved.get(one.node) if isinstance(one, TracedTensor) else None
+            if number is not None and number == _made_by(one):
+                one.node.meta["saved"] = True
+
+
+def _made_by(tensor: TracedTensor) -> int | None:
+    """The number of the autograd node that gives the tensor. (A view has none that was made under no_grad and whose
+    base was written to since.)"""
+    if not tensor.requires_grad:
+        return None
+    try:
+        return None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
+    except RuntimeError:
+        return None
+
+
 def content(cell: types.CellType) -> Any:
     """What a cell holds; VARYING if nothing."""
     try:
