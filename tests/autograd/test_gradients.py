@@ -616,3 +616,20 @@ def test_a_reentrant_checkpoint_has_gradients_that_eager_refuses() -> None:
     meant = torch.autograd.grad(program(x, False), x, create_graph=True)[0]
     torch.testing.assert_close(first, meant)
     torch.testing.assert_close(*(torch.autograd.grad(one.square().sum(), x)[0] for one in (first, meant)))
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_the_gradient_of_a_product_of_no_elements(rows: int) -> None:
+    """PyTorch's formula for tensors like those of a capture does not read them."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(x.prod(1).sum(), x, create_graph=True)[0]
+
+    found = []
+    for run in (function, fusewright.compile(function, dynamic=False)):
+        x = torch.rand(rows, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        first = run(x)
+        second = torch.autograd.grad(first.sum(), x)[0] if first.requires_grad else torch.zeros_like(x)
+        found.append((first.detach(), second))
+        assert first.requires_grad or (rows == 0 and run is not function)
+    torch.testing.assert_close(found[1], found[0])
