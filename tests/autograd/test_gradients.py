@@ -348,6 +348,17 @@ def test_running_products_of_zeros(dtype: torch.dtype, dynamic: bool) -> None:
             torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (0,), (3,), (3, 1), (1, 3), (0, 3), (3, 0), (1, 1), (2, 3)])
+def test_whether_the_gradient_of_a_running_product_has_a_gradient(shape: tuple[int, ...], dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(x.cumprod(-1).sin().sum(), x, create_graph=True)[0]
+
+    found = [run(torch.full(shape, 0.5).requires_grad_()) for run in (function, fusewright.compile(function, dynamic=dynamic))]
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0].requires_grad == found[1].requires_grad
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "function",

@@ -50,8 +50,9 @@ class _RunningProduct(torch.autograd.Function):
         dim = ctx.dim
         if factors.is_complex():
             factors, products = factors.conj().resolve_conj(), products.conj().resolve_conj()
-        if torch.is_grad_enabled():  # a gradient of this one is wanted
-            return _as_sums(gradient, factors, dim), None
+        if torch.is_grad_enabled():  # a gradient of this one is wanted; eager has none of a single factor's
+            single = factors.numel() <= 1 or factors.shape[dim] == 1
+            return gradient if single else _as_sums(gradient, factors, dim), None
         zero = factors == 0
         zeros = zero.cumsum(dim)  # at and before each place
         before, first = zeros == 0, zero & (zeros == 1)
