@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
-from tests.autograd.programs import Compiled, program, random
+from tests.autograd.programs import PROGRAMS, Compiled, program, random
 
 
 class Sq(torch.autograd.Function):
@@ -695,3 +696,55 @@ def custom_with_keywords_and_defaults(compiled: Compiled) -> list[Any]:
         held += second_and_third_order(lambda a: f(a, a.cos()))
     Bound.forward.__defaults__ = (3.0, 2.0)
     return held
+
+
+class NeverZero(torch.autograd.Function):
+    """Its gradient of nothing is something."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g.exp() + ctx.saved_tensors[0]
+
+
+def _hooked(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1.5
+        y.register_hook(hook)
+        return y * 2
+
+    return run
+
+
+NOT_OF_ZERO: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "function": NeverZero.apply, "number": _hooked(lambda g: g + 1), "difference": _hooked(lambda g: 2 - g),
+    "bound": _hooked(lambda g: g.clamp(min=0.5)), "cosine": _hooked(torch.cos), "filled": _hooked(lambda g: g.masked_fill(g == 0, 3.0)),
+    "tensor": _hooked(lambda g: g + torch.arange(3.0)), "padded": _hooked(lambda g: torch.cat([g[:1], torch.ones(len(g) - 1, 3)])),
+    "of zero": _hooked(lambda g: g.clamp(-1, 1) * 2),
+}  # fmt: skip
+
+
+def _of_one_result(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Compiled], list[Any]]:
+    def run(compiled: Compiled) -> list[Any]:
+        def fn(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            x = a.exp()
+            return x * 2, make(x), make(x) + x.sin()
+
+        f, found = compiled(fn), []
+        for rows in (3, 5, 4):
+            for wanted in ((0,), (0, 1), (2,), (1, 2)):
+                a = random(rows, 3)
+                results = f(a)
+                sum(results[place].sum() for place in wanted).backward()  # type: ignore[union-attr]
+                found.append(a.grad)
+        return found
+
+    return run
+
+
+PROGRAMS.update({f"a_backward_of_some_results_runs_no_{name}": _of_one_result(make) for name, make in NOT_OF_ZERO.items()})
+"""What the program's own code would make of zeros is no part of a backward that does not come to it."""

@@ -612,3 +612,84 @@ def asked_behind_a_break_to_be_retained(compiled: Compiled) -> list[Any]:
 
     f = compiled(fn)
     return [f(random(4, 3)) for _ in range(3)]
+
+
+@program
+def asked_behind_a_break_by_backward(compiled: Compiled) -> list[Any]:
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        x = a * 2
+        y = torch.tanh(x)
+        fusewright.graph_break()
+        y.sum().backward(inputs=[x])
+        return x
+
+    f, found = compiled(fn), []
+    for _ in range(3):
+        a = random(4, 3)
+        x = f(a)
+        found += [x, x.grad, a.grad]
+    return found
+
+
+@program
+def asked_past_an_outer_graph_by_backward(compiled: Compiled) -> list[Any]:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        (y * y).sum().backward(inputs=[x, y])
+        return y
+
+    f, found = compiled(fn), []
+    for _ in range(3):
+        x = random(4, 3) * 1
+        y = f(x)
+        found += [x, y, x.grad, y.grad]
+    return found
+
+
+def _backward_towards_both(p: torch.Tensor, y: torch.Tensor) -> None:
+    (y * y).sum().backward(inputs=[p, y])
+
+
+def _gradients_of_both(p: torch.Tensor, y: torch.Tensor) -> Any:
+    return torch.autograd.grad((y * y).sum(), (p, y))
+
+
+@program
+def asked_by_a_function_beside_a_hook(compiled: Compiled) -> list[Any]:
+    """What breaks the graph there is not that the gradient of a result is asked for."""
+    found: list[Any] = []
+    for ask in (_backward_towards_both, _gradients_of_both):
+
+        def fn(p: torch.Tensor, ask: Any = ask) -> Any:
+            y = torch.tanh(p)
+            return y, ask(p, y)
+
+        f = compiled(fn)
+        for size in (3, 5, 4):
+            p = random(size, 3)
+            p.register_hook(lambda g: g * 3)
+            y, gradients = f(p)
+            found += [y, p.grad, *(gradients or ())]
+    return found
+
+
+@program
+def asked_again_of_what_was_freed(compiled: Compiled) -> list[Any]:
+    """Also where only the way to one input is gone."""
+
+    def fn(a: torch.Tensor) -> Any:
+        t = a.sin()
+        (first,) = torch.autograd.grad(t.exp().sum(), t, create_graph=True)
+        return first, torch.autograd.grad(first.mean(), t)[0]
+
+    f, found = compiled(fn), []
+    for size in (3, 5):
+        a = random(size, 3)
+        first = f(a)[0].sum()
+        asks: list[Callable[[], Any]] = [lambda: torch.autograd.grad(first, a, allow_unused=True)[0], first.backward]
+        for ask in asks:
+            try:
+                found.append(ask())
+            except RuntimeError as error:
+                found.append(str(error)[:50])
+    return found

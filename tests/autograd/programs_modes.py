@@ -97,6 +97,54 @@ def save_on_cpu_(compiled: Compiled) -> list[Any]:
     return [y, a.grad]
 
 
+def _second_order(function: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor) -> list[Any]:
+    a = values.clone().requires_grad_()
+    y = function(a)
+    (first,) = torch.autograd.grad(y.pow(2).sum(), a, create_graph=True)
+    (first.sin().sum() + y.sum()).backward()
+    return [y, first, a.grad]
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * ctx.saved_tensors[0] ** 2
+
+
+def _doubled(t: torch.Tensor) -> torch.Tensor:
+    return t * 2
+
+
+@program
+def gradients_of_gradients_of_what_hooks_saved(compiled: Compiled) -> list[Any]:
+    """What they give back is not what they were given: only what eager saves there may pass through them."""
+    hooks, found = torch.autograd.graph.saved_tensors_hooks, []
+
+    def nested(a: torch.Tensor) -> torch.Tensor:
+        scale = a.detach().sum()
+        with hooks(lambda t: t * scale, lambda t: t / scale + 1):
+            b = a.sin() * a
+            with hooks(_doubled, lambda t: t.float()):
+                b = Cubed.apply(b.exp())
+            b = b.tanh()
+        return b * a
+
+    def on_cpu(a: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return a.sin().exp() * a
+
+    for function in (nested, on_cpu):
+        f = compiled(function)
+        for size in (3, 5, 4):
+            found += _second_order(f, random(size, 3, g=False))
+    return found
+
+
 @program
 def anomaly(compiled: Compiled) -> list[Any]:
     a = random(4, 3)

@@ -253,6 +253,62 @@ def test_gradients_of_gradients_along_a_dimension(name: str) -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize("name", sorted(ALONG.keys() - {"cdist"}))
+def test_gradients_of_gradients_along_a_dimension_that_are_asked_inside(name: str) -> None:
+    """There a gradient of our own has gradients itself."""
+
+    def derivatives(x: torch.Tensor) -> list[torch.Tensor]:
+        found = [ALONG[name](x * 2)]
+        weights = torch.arange(found[0].numel(), dtype=found[0].dtype).view(found[0].shape).sin()
+        while len(found) < 4:
+            order = torch.autograd.grad((found[-1] * weights[: len(found[-1])]).sum(), x, create_graph=True, allow_unused=True)[0]
+            if order is None or not order.requires_grad:
+                break
+            weights = torch.arange(order.numel(), dtype=order.dtype).view(order.shape).sin()
+            found.append(order)
+        return [one.detach() for one in found]
+
+    compiled = fusewright.compile(derivatives)
+    for rows, zeros in ((4, 0), (4, 1), (5, 2), (6, 4)):
+        x = torch.rand(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+        if "cumprod" in name:
+            x.view(-1)[torch.arange(zeros) * 5 + 1] = 0
+        found, expected = (run(x.clone().requires_grad_()) for run in (compiled, derivatives))
+        torch.testing.assert_close(found, expected, check_stride=True, equal_nan=True)
+
+
+SAVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "root": lambda x: x.square().add(1).sqrt(), "softmax": lambda x: x.softmax(0),
+    "logsumexp": lambda x: x.logsumexp(0), "norm": lambda x: x.norm(dim=0), "in place": lambda x: (x * 0.5).exp_().sin(), "inverse": lambda x: torch.linalg.inv(x[:3] + 9),
+    "beside a detached one": lambda x: x.exp().detach() * x.tanh() + x.exp(), "twice": lambda x: x.exp().tanh().exp(), "parts": lambda x: x.tanh()[1:] * x.exp()[:-1],
+    "written detached": lambda x: x.exp().detach().mul_(x).sin() + x, "cumprod": lambda x: x.cumprod(0), "checkpoint": lambda x: checkpoint(torch.exp, x.tanh(), use_reentrant=False),
+    "layer norm": lambda x: nn.functional.layer_norm(x.exp(), (3,)), "reciprocal": lambda x: (x.exp() + 1).reciprocal() * x.exp().rsqrt(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("orders", [1, 2])
+@pytest.mark.parametrize("name", SAVED)
+def test_gradients_of_gradients_of_one_that_was_asked_inside(name: str, orders: int, backend: str) -> None:
+    """Autograd saves a result apart from its history, which leads on when a formula reads it."""
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        found = SAVED[name](x)
+        for _ in range(orders):
+            (found,) = torch.autograd.grad((found * found).sum(), x, create_graph=True)
+        return found
+
+    compiled = fusewright.compile(inside, backend=backend)
+    for rows in (4, 5, 6):
+        values, results = torch.rand(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rows)), []
+        for run in (inside, compiled):
+            x = values.clone().requires_grad_()
+            first = run(x)
+            (second,) = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
+            results.append([first, second, *torch.autograd.grad(second.sin().sum(), x)])
+        torch.testing.assert_close(results[1], results[0])
+
+
 def _leaves_its_history(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y.detach_()
@@ -290,6 +346,17 @@ def test_running_products_of_zeros(dtype: torch.dtype, dynamic: bool) -> None:
                 result.backward(weights)
                 found.append((result.detach(), leaf.grad))
             torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (0,), (3,), (3, 1), (1, 3), (0, 3), (3, 0), (1, 1), (2, 3)])
+def test_whether_the_gradient_of_a_running_product_has_a_gradient(shape: tuple[int, ...], dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(x.cumprod(-1).sin().sum(), x, create_graph=True)[0]
+
+    found = [run(torch.full(shape, 0.5).requires_grad_()) for run in (function, fusewright.compile(function, dynamic=dynamic))]
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0].requires_grad == found[1].requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -560,3 +627,20 @@ def test_a_reentrant_checkpoint_has_gradients_that_eager_refuses() -> None:
     meant = torch.autograd.grad(program(x, False), x, create_graph=True)[0]
     torch.testing.assert_close(first, meant)
     torch.testing.assert_close(*(torch.autograd.grad(one.square().sum(), x)[0] for one in (first, meant)))
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_the_gradient_of_a_product_of_no_elements(rows: int) -> None:
+    """PyTorch's formula for tensors like those of a capture does not read them."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(x.prod(1).sum(), x, create_graph=True)[0]
+
+    found = []
+    for run in (function, fusewright.compile(function, dynamic=False)):
+        x = torch.rand(rows, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        first = run(x)
+        second = torch.autograd.grad(first.sum(), x)[0] if first.requires_grad else torch.zeros_like(x)
+        found.append((first.detach(), second))
+        assert first.requires_grad or (rows == 0 and run is not function)
+    torch.testing.assert_close(found[1], found[0])

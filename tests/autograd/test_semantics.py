@@ -45,6 +45,8 @@ BREAKS: dict[str, set[str]] = {
     "backward_hook_added_later": {"autograd-call"},
     "backward_outer_graph": {"autograd-call"},
     "grad_past_an_outer_graph": {"autograd-call"},
+    "asked_past_an_outer_graph_by_backward": {"autograd-call"},
+    "asked_by_a_function_beside_a_hook": {"autograd-call"},
     "ckpt_break_inside": {"checkpoint"},
     "ckpt_eager_frames": {"explicit-graph-break"},
     "func_grad_of_compiled": {"transform-active"},

@@ -186,6 +186,31 @@ def test_of_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize("pack", [lambda t: t, lambda t: t * SCALE])
+def test_of_hooks_on_what_is_saved(pack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was packed otherwise cannot be packed so again."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t / SCALE):
+            return x.sin().sum()
+
+    found, read_before = [], "SCALE" in pack.__code__.co_names
+    for run in (program, fusewright.compile(program)):
+        x = torch.linspace(-1, 1, 6, requires_grad=True)
+        run(x).backward()
+        loss = run(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(MODULE, "SCALE", 13.0)
+            if not read_before:
+                loss.backward()
+            elif run is not program:
+                with pytest.raises(RuntimeError, match="packed by a function"):
+                    loss.backward()
+            run(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_where_the_forward_reads_it_too_it_is_an_error() -> None:
     class Scaled(torch.autograd.Function):
         k = 2.0

@@ -474,3 +474,47 @@ def test_of_no_elements_of_varying_sizes(name: str, dynamic: bool) -> None:
             found, expected = compiled(x), function(x)
             torch.testing.assert_close(found, expected, check_stride=not dynamic or x.numel() > 0)
             assert found.is_contiguous() == expected.is_contiguous()
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_of_gradients_that_are_added_up(inside: bool, backend: str) -> None:
+    """In place or not: then steps of single elements are others."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.movedim(0, -1)
+        result = (y * y).sum()
+        return torch.autograd.grad(result, x)[0] if inside else result
+
+    compiled = fusewright.compile(function, backend=backend, recompile_limit=99)
+    for shape in ((1, 2, 3), (2, 1, 3), (3, 2, 1), (4, 3), (2, 3, 4)):
+        for given in (torch.rand(shape), torch.rand(shape[::-1]).permute(*range(len(shape))[::-1])):
+            found = []
+            for run in (function, compiled):
+                x = given.detach().requires_grad_()
+                found.append(run(x) if inside else torch.autograd.grad(run(x), x)[0])
+            torch.testing.assert_close(found[1], found[0])
+            steps = [[step for size, step in zip(shape, one.stride()) if size > 1] for one in found]
+            assert steps[0] == steps[1], (shape, given.stride())
+
+
+OTHER_FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max": torch.max, "min": torch.min, "prod": torch.prod, "norm": lambda x: x.norm(p=float("inf")),
+    "householder_product": lambda x: torch.linalg.householder_product(x, x[0]).sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", OTHER_FORMULAS)
+def test_of_gradients_by_other_formulas(name: str, turned: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(OTHER_FORMULAS[name](x), x)[0]
+
+    compiled = fusewright.compile(function)
+    for size in (4, 5, 3):
+        given, found = torch.rand(size, size), []
+        for run in (function, compiled):
+            found.append(run((given.t() if turned else given).detach().requires_grad_()))
+        torch.testing.assert_close(found[1], found[0])
+        assert {found[0].stride(), found[1].stride()} <= {(size, 1), (1, size)}
+        assert turned or found[0].stride() == found[1].stride()

@@ -25,6 +25,7 @@ from fusewright.autograd.halves import (
     Reach,
     gradients,
     laid_out,
+    made_of_zeros,
     multiplied_zeros,
     remember,
     repeated,
@@ -98,7 +99,8 @@ class _InParts(torch.autograd.Function):
         elif ctx.halves.as_read is not None and not ctx.halves.as_read():
             with torch.enable_grad():
                 progress.whole = replayed_gradients(ctx, given, create_graph=False)
-        elif missing and multiplied_zeros(ctx, missing):  # a part's gradients are gone before all could be looked at
+        elif missing and (multiplied_zeros(ctx, missing) or made_of_zeros(ctx, missing)):
+            # a part's gradients are gone before all could be looked at
             progress.whole = ctx.group.without(missing)(*values)
 
         def replay(reason: str) -> tuple[Any, ...]:
@@ -206,10 +208,10 @@ def _apply(halves: Halves, routes: tuple[_Route, ...], inputs: tuple[Any, ...]) 
 
 
 class _Freed(torch.autograd.Function):
-    """forward(ctx, anchor, *outputs) → outputs, as a graph that the program has freed already leaves them."""
+    """forward(ctx, outputs, *inputs) → outputs, as a graph that the program has freed already leaves them."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *outputs: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, outputs: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
         return outputs
 
     @staticmethod
@@ -236,8 +238,8 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
                 raise RuntimeFallback("a write to a view with hooks, which has another history then")
         if plan.freed:
             results = Call(halves, inputs).results[:outputs]
-            anchor = torch.empty(0, requires_grad=True, device="cpu")
-            wanted = iter(_Freed.apply(anchor, *(results[position] for position in plan.tangents)))
+            reached = [inputs[position] for position, _ in plan.undefined] or [visits.anchor()]
+            wanted = iter(_Freed.apply(tuple([results[position] for position in plan.tangents]), *reached))
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
         elif plan.tangents and torch.is_grad_enabled():
             results = _apply(halves, routes, inputs)

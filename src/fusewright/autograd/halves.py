@@ -63,10 +63,12 @@ class Reach:
 @dataclass(frozen=True, slots=True)
 class Branch:
     """What the backward computes from zeros alone, by factors that may be infinite or NaN, if the outputs of `tangents`
-    (by place) have no gradient. `shown`: gradients (by place) one of which then is not finite, if a factor was not."""
+    (by place) have no gradient. `shown`: gradients (by place) one of which then is not finite, if a factor was not.
+    from_zeros: the program's own code is among it, and may make of zeros something else."""
 
     tangents: frozenset[int]
     shown: tuple[int, ...]
+    from_zeros: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +229,7 @@ def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> 
         ctx.maybe_clear_saved_tensors()  # each saved tensor is freed after its last use in the backward
     missing = frozenset(place for place, one in enumerate(given) if one is None)
     zeros = multiplied_zeros(ctx, missing) if missing else set()
-    repeatable = not zeros or _repeatable(ctx)
-    if not repeatable:
+    if (zeros and not _repeatable(ctx)) or (missing and made_of_zeros(ctx, missing)):
         assert ctx.group.without is not None
         return _finished(ctx, ctx.group.without(missing)(*values), last)
     try:
@@ -267,6 +268,12 @@ def multiplied_zeros(ctx: Any, missing: frozenset[int]) -> set[int]:
     nothing depends on, by what is not finite: zero times infinity is no number, and eager leaves it out."""
     branches: tuple[Branch, ...] = ctx.group.branches
     return {place for branch in branches if branch.tangents <= missing for place in branch.shown}
+
+
+def made_of_zeros(ctx: Any, missing: frozenset[int]) -> bool:
+    """Whether the compiled backward runs code of the program's on zeros, which eager would not run."""
+    branches: tuple[Branch, ...] = ctx.group.branches
+    return any(branch.from_zeros and branch.tangents <= missing for branch in branches)
 
 
 def _repeatable(ctx: Any) -> bool:

@@ -119,19 +119,23 @@ _KEEPS_NAN = frozenset({
 """What is NaN somewhere in each of its results if a gradient that it reads is NaN anywhere."""
 
 
-def unfinished_branches(joint: JointGraph) -> tuple[Branch, ...]:
-    """What is computed from some of the tangents alone, where those may be missing."""
+def unfinished_branches(joint: JointGraph, user_code: bool) -> tuple[Branch, ...]:
+    """What is computed from some of the tangents alone, where those may be missing. `user_code`: whether the program's
+    own code has a part in it: PyTorch's formulas give zeros for zeros."""
     tangents = [node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :]
     gradients = results_of(joint.graph)[joint.outputs :]
     shown = _shown(joint.graph, gradients)
     found: dict[frozenset[int], set[int]] = {}
-    for node, read in _read_tangents(joint.graph, tangents).items():
+    reads = _read_tangents(joint.graph, tangents)
+    own = {read for node, read in reads.items() if user_code and not _vanishes(node, reads)}
+    for node, read in reads.items():
         if len(read) < len(tangents) and node.op == "call_function" and not _keeps_zero(node):
             parts = [user for user in node.users if user.target is operator.getitem] or [node]
             for part in parts:
                 places = (shown[part],) if part in shown else _reached(part, gradients)
                 found.setdefault(read, set()).update(places)
-    return tuple(Branch(read, tuple(sorted(places))) for read, places in found.items() if places)
+    kept = [Branch(read, tuple(sorted(places))) for read, places in found.items() if places]
+    return (*kept, *(Branch(read, (), from_zeros=True) for read in own if len(read) < len(tangents)))
 
 
 def _read_tangents(graph: torch.fx.Graph, tangents: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, frozenset[int]]:
@@ -213,6 +217,31 @@ def _keeps_zero(node: torch.fx.Node) -> bool:
         number = node.args[1]
         return isinstance(number, (int, float)) and math.isfinite(number) and (name == "mul" or number != 0)
     return name in _KEEPS_ZERO or facts(node.target).is_view
+
+
+_ADDED = frozenset({"add", "sub", "masked_fill", "full_like", "constant_pad_nd"})
+_OF_ZERO = frozenset({"mean", "expand", "cumsum", "abs", "sgn", "sign", "tanh", "sin", "relu", "matmul"})
+_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
+
+
+def _vanishes(node: torch.fx.Node, reads: dict[torch.fx.Node, frozenset[int]]) -> bool:
+    """Whether zeros in the place of the tangents surely give zeros, whatever finite values are read besides."""
+    if not isinstance(node.target, OpOverload):
+        return True
+    name, numbers = _name(node), [one for one in node.args[1:] if isinstance(one, (int, float))]
+    if name in ("mul", "mm", "bmm", "mv", "dot") or name.endswith(("backward", "backward_data")):
+        return True
+    if name == "div":
+        return node.args[0] in reads
+    if name == "clamp":
+        low, high = (*node.args[1:], None, None)[:2]
+        return all(isinstance(one, (int, float, type(None))) for one in (low, high)) and (low or 0) <= 0 <= (high or 0)  # type: ignore
+    if name in _ADDED and any(numbers[:1] if name in ("add", "sub") else numbers[-1:]):
+        return False
+    others = [one for one in node.all_input_nodes if one not in reads and _name(one) not in _ZEROS]
+    dtypes = [one.meta["type"].dtype for one in others if isinstance(one.meta["type"], TensorType)]
+    added = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    return not added and (name in _OF_ZERO or _keeps_zero(node))
 
 
 def written_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:

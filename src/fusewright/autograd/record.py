@@ -127,7 +127,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
                 raise CannotDifferentiate("the backward has effects, and some of its outputs may have no part in it")
     if len(recorder.inputs) != known + len(tangents):
         raise CannotDifferentiate("the backward reads a tensor that the forward has not seen")
-    gradients = [] if freed else gradients
+    if freed:  # whoever asks for the gradient of one of these comes to what is freed
+        gradients = [(*reached, None) for group in groups for reached in group.inputs]
     defined = [one for one in gradients if one[2] is not None]
     repeatable = not recorder.wrapped and all(content(cell) is held for cell, held in recorder.user_cells)
     backward = Backward(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from fusewright.graph.nodes import leaves
 from fusewright.graph.passes.clean.functionalise import functionalise
 from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import HIDDEN_WRITES, written_by
-from fusewright.record.applications import Application, Hook, Shape
+from fusewright.record.applications import Application, Called, Hook, Saving, Shape, UserCode
 from fusewright.sizes.expressions import Expr, evaluate
 
 Replay = Callable[..., tuple[Any, ...]]
@@ -34,7 +35,7 @@ def replay(
     inputs: int,
     outputs: int,
     constants: dict[str, torch.Tensor],
-    user_code: tuple[Application | Hook, ...] = (),
+    user_code: tuple[UserCode, ...] = (),
 ) -> Replay:
     """`inputs`, `outputs`: how many placeholders and outputs of the recorded graph are the forward's. Prepared at the
     first call. `user_code` is called again, natively."""
@@ -50,26 +51,37 @@ def replay(
     return run
 
 
+REPACKED = (
+    "fusewright: the forward must run once more, for gradients of gradients (create_graph=True) or because what its "
+    "backward looks up has changed, and what it saves is packed by a function that looks up something else now. Keep "
+    "saved_tensors_hooks out of the compiled function."
+)
+
+
 class _Program:
     """The nodes to run, in order, and the user code among them."""
 
     def __init__(
-        self, graph: torch.fx.Graph, inputs: int, outputs: int, user_code: tuple[Application | Hook, ...]
+        self, graph: torch.fx.Graph, inputs: int, outputs: int, user_code: tuple[UserCode, ...]
     ) -> None:
         self.wanted: tuple[Any, ...] = tuple(output_node(graph).args[0])[:outputs]  # type: ignore[arg-type]
         self.inside = {node: one for one in user_code if isinstance(one, Application) for node in one.nodes}
         self.nodes, self.written = self._needed(graph, inputs, user_code)
         self.hooks: dict[torch.fx.Node, list[Hook]] = {}  # by the node behind which they are registered
         places = {node: place for place, node in enumerate(graph.nodes)}
+        self.saving: dict[torch.fx.Node, Saving] = {}  # what sees what the node saves: the context that began last
         for one in user_code:
             if isinstance(one, Hook) and one.tensor in self.nodes:
                 last = max((node for node in self.nodes if places[node] <= places[one.after]), key=places.__getitem__)
                 self.hooks.setdefault(last, []).append(one)
+            elif isinstance(one, Saving):
+                begins, ends = places.get(one.after, -1), places.get(one.last, len(places))
+                self.saving |= {node: one for node in self.nodes if begins < places[node] <= ends}
         inputs_change = any(node.op == "placeholder" for node in self.written)
         self.changed = inputs_change and _reads_what_changes(functionalise(graph), outputs)
 
     def _needed(
-        self, graph: torch.fx.Graph, inputs: int, user_code: tuple[Application | Hook, ...]
+        self, graph: torch.fx.Graph, inputs: int, user_code: tuple[UserCode, ...]
     ) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
         """The forward's placeholders and what its outputs are computed from, in order; and what is written to of that
         which was there before. Every draw of random numbers is made again, so that each gets the numbers that it got.
@@ -83,16 +95,18 @@ class _Program:
                     writes.setdefault(view_chain(one)[0], []).append(node)
         seen: set[torch.fx.Node] = set()
         hooks: dict[torch.fx.Node, list[Hook]] = {}
-        for hook in user_code:
-            if isinstance(hook, Hook):
-                hooks.setdefault(hook.tensor, []).append(hook)
+        for code in user_code:
+            if isinstance(code, Hook):
+                hooks.setdefault(code.tensor, []).append(code)
+            elif isinstance(code, Saving):
+                pending += _nodes((code.pack.held, code.unpack.held))
         while pending:
             node = pending.pop()
             if node in seen:
                 continue
             seen.add(node)
             pending += [*node.all_input_nodes, *writes.get(node, ())]
-            pending += [held for one in hooks.get(node, ()) for held in _nodes(one.held)]
+            pending += [held for hook in hooks.get(node, ()) for held in _nodes(hook.called.held)]
             application = self.inside.get(node)
             if application is not None:
                 pending += [*application.nodes, *_nodes(application.args)]
@@ -105,6 +119,17 @@ class _Program:
         environment: dict[torch.fx.Node, Any] = {}
         sizes: dict[Any, int] = {}
         given, later = iter(values), []
+
+        def function(called: Called) -> Any:
+            return called.over(_resolved(called.held, environment, sizes))
+
+        def seen_by(saving: Saving | None) -> AbstractContextManager[Any]:
+            if saving is None:
+                return nullcontext()
+            if not saving.as_packed():
+                raise RuntimeError(REPACKED)
+            return torch.autograd.graph.saved_tensors_hooks(function(saving.pack), function(saving.unpack))
+
         for node in self.nodes:
             application = self.inside.get(node)
             if node.op == "placeholder":
@@ -115,23 +140,27 @@ class _Program:
                 environment[node] = constants[str(node.target)]
             elif isinstance(node.meta.get("type"), Expr):
                 environment[node] = evaluate(node.meta["type"], sizes)
+            elif "saved" in node.meta:
+                environment[node] = environment[_with_history(node)]
             elif node.target is operator.getitem:
                 environment[node] = environment[node.args[0]][node.args[1]]  # type: ignore[index]
             else:
                 args, kwargs = _resolved((node.args, node.kwargs), environment, sizes)
-                with torch.set_grad_enabled(not node.meta.get("no_grad") and application is None):
+                enabled = not node.meta.get("no_grad") and application is None
+                with torch.set_grad_enabled(enabled), seen_by(self.saving.get(node)):
                     run: Any = _INSTEAD.get(node.target, node.target)
                     environment[node] = run(*args, **kwargs)
             if node in self.written:
                 environment[node] = environment[node].clone()
             if application is not None and node is application.nodes[-1]:
-                _apply(application, environment, sizes)
+                with seen_by(self.saving.get(node)):
+                    _apply(application, environment, sizes)
             for hook in self.hooks.get(node, ()):
                 if environment[hook.tensor].requires_grad:
                     later.append((hook, _Late()))
                     environment[hook.tensor].register_hook(later[-1][1])
         for hook, late in later:
-            late.function = hook.over(_resolved(hook.held, environment, sizes))
+            late.function = function(hook.called)
         return tuple(_resolved(item, environment, sizes) for item in self.wanted)
 
 
@@ -148,6 +177,13 @@ class _Late:
 
 _INSTEAD: dict[Any, Callable[..., Any]] = {torch.ops.aten.detach.default: lambda tensor: tensor.data}
 """What runs in an operator's place: `detach` stands for `data` too, a write to which does not count as one."""
+
+
+def _with_history(node: torch.fx.Node) -> torch.fx.Node:
+    """What autograd has saved as this."""
+    while node.target is torch.ops.aten.detach.default:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _nodes(value: Any) -> list[torch.fx.Node]:

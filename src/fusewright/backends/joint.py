@@ -142,7 +142,7 @@ def _no_view(value: Any) -> Any:
 def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -> list[tuple[Group, torch.fx.Graph]]:
     """The groups of outputs, and the backward graph of each. `whole`: all outputs are one group."""
     constant = constant_gradients(joint)
-    branches = unfinished_branches(joint)
+    branches = unfinished_branches(joint, backward.user_code != ())
     own = backward.groups
     if whole or not own:
         own = ((tuple(exit for exits, _ in own for exit in exits), tuple(part for _, frees in own for part in frees)),)
@@ -183,7 +183,9 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             leaves=backward.histories.isdisjoint(position for reach in reaches for position in reach.inputs),
             exits=tuple((tuple(map(places.index, exit)), ats) for exit, ats in zip(exits, leads)),
             branches=tuple(
-                Branch(frozenset(map(places.index, one.tangents)), tuple(map(gradients.index, one.shown)))
+                Branch(
+                    frozenset(map(places.index, one.tangents)), tuple(map(gradients.index, one.shown)), one.from_zeros
+                )
                 for one in branches
                 if one.tangents.issubset(places)
             ),

@@ -339,6 +339,8 @@ def _asks_for_gradients(function: types.FunctionType) -> bool:
     names = function.__code__.co_names
     if "retain_grad" in names or "register_hook" in names:
         return True
+    if "backward" in names and any(type(one) is tuple and "inputs" in one for one in function.__code__.co_consts):
+        return True
     return "grad" in names and ("autograd" in names or function.__globals__.get("grad") is torch.autograd.grad)
 
 

@@ -11,7 +11,7 @@ from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Source
-from fusewright.record.applications import Application, Hook
+from fusewright.record.applications import UserCode
 
 Places = tuple[tuple[int, ...], ...]
 
@@ -96,7 +96,7 @@ class Backward:
     undefined: tuple[tuple[int, tuple[int, ...]], ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
     rebuilt: tuple[Rebuilt, ...] | None = None
-    user_code: tuple[Application | Hook, ...] | None = ()
+    user_code: tuple[UserCode, ...] | None = ()
     user_reads: tuple[Any, ...] = ()
     freed: bool = False
 

@@ -23,7 +23,9 @@ from fusewright.sizes.expressions import Expr, bounds, free_symbols, to_tuples
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType
 
-DESCRIPTIVE = frozenset({"location", "example_value", "leaf", "history", "no_grad", "recompute", "env", "tangent"})
+DESCRIPTIVE = frozenset(
+    {"location", "example_value", "leaf", "saved", "history", "no_grad", "recompute", "env", "tangent"}
+)
 LARGEST_CONSTANT = 64 << 20
 """Bytes of the largest constant that is read to be compared; a graph with a larger one has no fingerprint."""
 

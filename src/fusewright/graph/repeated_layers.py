@@ -37,7 +37,7 @@ MOST_TIMES, CANDIDATES = 4, 4
 """How many of a call that tells its length a body may hold, and how many lengths are looked at: layers of two kinds by
 turns have calls in common."""
 
-_MARKS = frozenset({"type", "location", "no_grad", "recompute", "random"})
+_MARKS = frozenset({"type", "location", "no_grad", "recompute", "random", "saved"})
 _PLAIN = (int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, Expr)
 
 

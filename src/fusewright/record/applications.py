@@ -1,4 +1,5 @@
-"""User code that has a part in a graph's gradients: applications of custom autograd functions, and hooks on tensors.
+"""User code that has a part in a graph's gradients: applications of custom autograd functions, hooks on tensors and on
+what is saved.
 
 The recorder notes them as it goes; `autograd/replay.py` calls them again, natively, for gradients of gradients. Always
 holds: what is noted names nodes of the recorded graph and otherwise only values that do not depend on the call.
@@ -38,16 +39,14 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class Hook:
-    """A function that is called with the gradient of `tensor`, as that is behind the node `after`.
+class Called:
+    """A function of the program's that autograd calls.
 
     function  itself, or (made by the call) one that lacks what it holds
     held      what it holds then, as `Application` has arguments: the variables of enclosing functions (NotImplemented:
               one from outside of the call, which is there), the defaults, and those of keywords
     """
 
-    tensor: torch.fx.Node
-    after: torch.fx.Node
     function: Any
     held: tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -62,10 +61,32 @@ class Hook:
         return made
 
 
-def hook_of(
-    tensor: torch.fx.Node, after: torch.fx.Node, function: types.FunctionType, from_outside: Callable[[Any], bool]
-) -> Hook | None:
-    """A hook that the call has made; None of one that holds what may be another object at another call.
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """What is called with the gradient of `tensor`, as that is behind the node `after`."""
+
+    tensor: torch.fx.Node
+    after: torch.fx.Node
+    called: Called
+
+
+@dataclass(slots=True)
+class Saving:
+    """What autograd calls with the tensors that the nodes behind `after`, up to `last` (None: to the end), save, and
+    when it needs them. as_packed: whether what `pack` looks up is what it was."""
+
+    pack: Called
+    unpack: Called
+    as_packed: Callable[[], bool]
+    after: torch.fx.Node | None
+    last: torch.fx.Node | None = None
+
+
+UserCode = Application | Hook | Saving
+
+
+def called(function: types.FunctionType, from_outside: Callable[[Any], bool]) -> Called | None:
+    """A function that the call has made; None of one that holds what may be another object at another call.
     `from_outside`: whether a cell was there before."""
     cells = function.__closure__ or ()
     values = tuple(NotImplemented if from_outside(cell) else content(cell) for cell in cells)
@@ -74,11 +95,37 @@ def hook_of(
     if any(one is VARYING for one in leaves(held)):
         return None
     closure = tuple(cell if value is NotImplemented else types.CellType() for cell, value in zip(cells, values))
-    return Hook(tensor, after, _like(function, closure, ()), held)
+    return Called(_like(function, closure, ()), held)
 
 
 def _like(function: types.FunctionType, closure: tuple[Any, ...], defaults: tuple[Any, ...]) -> types.FunctionType:
     return types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
+
+
+def note_saved(saved: dict[torch.fx.Node, int], func: Any, args: Any, node: torch.fx.Node) -> None:
+    """Notes a result that autograd has saved, for which it detaches it, and later gives a formula with its history:
+    that is written in no graph, and the operators run again for gradients of gradients. `saved`: who made it."""
+    if func is torch.ops.aten.detach.default:
+        made_by = _made_by(args[0])
+        number = saved.get(args[0].node) if made_by is None else made_by
+        if number is not None:
+            saved[node] = number
+    elif saved and torch.is_grad_enabled():
+        for one in leaves(args):
+            number = saved.get(one.node) if isinstance(one, TracedTensor) else None
+            if number is not None and number == _made_by(one):
+                one.node.meta["saved"] = True
+
+
+def _made_by(tensor: TracedTensor) -> int | None:
+    """The number of the autograd node that gives the tensor. (A view has none that was made under no_grad and whose
+    base was written to since.)"""
+    if not tensor.requires_grad:
+        return None
+    try:
+        return None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
+    except RuntimeError:
+        return None
 
 
 def content(cell: types.CellType) -> Any:
@@ -107,5 +154,5 @@ def again(value: Any, lists: bool = True) -> Any:
 
 _CONSTANT = frozenset(
     {int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, type(None),
-     type(NotImplemented)}
+     type(NotImplemented), types.ModuleType}
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch.fx
@@ -34,7 +34,7 @@ from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
 from fusewright.operators.schema import OperatorFacts, argument, facts
 from fusewright.record import composites, data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
-from fusewright.record.applications import Application, Hook
+from fusewright.record.applications import UserCode, note_saved
 from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
@@ -110,9 +110,10 @@ class Recorder:
         self.here: tuple[Location, ...] = ()
         self.lines = ForwardLines()
         self._grad_mode = True  # as it was when the present call began
-        self.user_gradients: list[Application | Hook] | None = []
+        self.user_gradients: list[UserCode] | None = []
         self.user_reads: list[Any] = []  # capture.border.looked_up.Read
         self.user_cells: list[Any] = []  # of hooks, with what they held
+        self.saved: dict[torch.fx.Node, int] = {}  # by autograd (applications.note_saved)
         self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
         self._decomposes = env is not None and not operators_replaced()
         # drew: the present call has drawn random numbers; drawn: others; resolving: an overload is being looked for
@@ -270,8 +271,8 @@ class Recorder:
         """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with
         symbolic sizes PyTorch's Python versions of composite operators stand for those in C++, which need numbers."""
         if self._depth:
-            yield
-            return
+            with nullcontext() if decompositions else torch._C._DisablePythonDispatcher():
+                return (yield)
         self._begin()
         try:
             with _RecordingMode(self):
@@ -377,8 +378,7 @@ class Recorder:
         else:
             node = add_call(self.graph, func, tuple(node_args), node_kwargs)
             meta = node.meta
-            meta["type"] = result_type
-            meta["location"] = self.here
+            meta.update(type=result_type, location=self.here)
             if known.random:
                 meta["random"] = True
             # The gradient of an extension's operator is an autograd function, whose forward runs without autograd.
@@ -386,22 +386,21 @@ class Recorder:
                 meta["no_grad"] = True
             if self.recompute:
                 meta["recompute"] = True
+            note_saved(self.saved, func, args, node)
         result = self._results(known, func, args, kwargs, node, result_type)
         if func in UNINITIALISED and node is not None and (filler := filler_of(result)) is not None:
             self.dispatch(aten.fill_.Scalar, (result, filler), {})
         return result
 
     def rebinds(self, how: str) -> None:
-        """Told before a traced tensor comes to stand for another node; for recorders that keep a log."""
+        """Told before a traced tensor comes to stand for another node."""
 
     def record(self, func: OpOverload, args: Sequence[object], result_type: object) -> Any:
         """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""
         self.here = self.location()
         node_args, _ = self._convert_sequence(args)
         node = add_call(self.graph, func, tuple(node_args))
-        node.meta.update(type=result_type, location=self.here)
-        if facts(func).random:
-            node.meta["random"] = True
+        node.meta.update(type=result_type, location=self.here, **({"random": True} if facts(func).random else {}))
         return self._results(facts(func), func, tuple(args), {}, node, result_type)
 
     def node_of(

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import fusewright
@@ -78,12 +81,12 @@ PROGRAMS = {
 }
 
 
-def equal(one: Any, other: Any) -> None:
+def equal(one: Any, other: Any, **tolerance: float) -> None:
     mine, same = pytree.tree_flatten(one)
     theirs, structure = pytree.tree_flatten(other)
     assert same == structure
     for a, b in zip(mine, theirs):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, **tolerance)
         assert a.stride() == b.stride() and a.requires_grad == b.requires_grad
 
 
@@ -108,6 +111,41 @@ def test_symbolic_sizes_and_gradients(name: str) -> None:
     for leaf, function in ((x, compiled), (y, program)):
         sum(part.sin().sum() for part in pytree.tree_leaves(function(leaf)) if part.requires_grad).backward()
     torch.testing.assert_close(x.grad, y.grad)
+
+
+OF_ANY_SIZE = {
+    **{
+        f"interpolate {mode}": functools.partial(F.interpolate, scale_factor=2, mode=mode)
+        for mode in ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
+    },
+    "interpolate to a size": functools.partial(F.interpolate, size=7, mode="linear"),
+    "corners": functools.partial(F.interpolate, scale_factor=2, mode="bilinear", align_corners=True),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True), "instance_norm": F.instance_norm, "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink, "linear": lambda x: F.linear(x, weight), "matmul": lambda x: x.matmul(weight),
+    "dropout": lambda x: F.dropout(x, 0.5, training=False), "multi_margin_loss": lambda x: F.multi_margin_loss(x[..., 0, :], torch.tensor([1, 0])),
+}  # fmt: skip
+DERIVATIVES: dict[str, Callable[..., Any]] = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.detach().cos(),)), "jacfwd": lambda f, x: torch.func.jacfwd(lambda y: f(y).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.ones_like(f(x))), "vmap": lambda f, x: torch.vmap(f)(torch.stack([x, x.cos()])),
+    "grad of grad": lambda f, x: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).sin().sum())(y).sin().sum())(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_of_operators_that_have_other_versions_for_sizes_that_vary(name: str, derivative: str) -> None:
+    """PyTorch's Python versions of them give other flags, and other values where one is not smooth."""
+    function, shape = OF_ANY_SIZE[name], (2, 3, *(4,) * {"bilinear": 1, "bicubic": 1, "corners": 1, "trilinear": 2}.get(name.split()[-1], 0))
+    compiled = fusewright.compile(lambda x: DERIVATIVES[derivative](function, x), dynamic=name not in ("linear", "matmul"))
+    for requires_grad, size in ((False, 3), (True, 3), (True, 5), (True, 4)):
+        x = torch.randn(*shape, 3 if name in ("linear", "matmul") else size).requires_grad_(requires_grad)
+        try:
+            expected = DERIVATIVES[derivative](function, x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x)
+            continue
+        equal(compiled(x), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

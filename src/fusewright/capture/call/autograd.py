@@ -1,5 +1,4 @@
-"""Autograd inside compiled code: custom functions, backward() and torch.autograd.grad, hooks, requires_grad_,
-checkpoints.
+"""Autograd inside compiled code: custom functions, backward() and torch.autograd.grad, hooks, requires_grad_.
 
 Takes calls of PyTorch's autograd interface on traced tensors; PyTorch's own engine runs them at capture, and what it
 does is recorded.
@@ -10,10 +9,12 @@ capture is a graph break.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -26,14 +27,14 @@ from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.border.arguments import by_place
 from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, registration, stamp
-from fusewright.capture.border.looked_up import method_reads, reads_of
+from fusewright.capture.border.looked_up import as_read, method_reads, reads_of
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.guards.sources import Attribute
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
 from fusewright.record import applications
-from fusewright.record.applications import Application, Hook
+from fusewright.record.applications import Application, Called, Hook, Saving, UserCode
 from fusewright.record.recorder import BACKWARD, GRAD
 from fusewright.record.traced_tensor import TracedTensor, version_of
 
@@ -45,7 +46,7 @@ Kwargs = dict[str, Any]
 Row = Callable[["Tracer", Args, Kwargs], Any]
 
 
-def _at_aten_level(tracer: Tracer, code: str, what: str) -> None:
+def at_aten_level(tracer: Tracer, code: str, what: str) -> None:
     detail = f"{what} (the backend takes graphs without their backward)"
     if tracer.recorder.level != "aten" or tracer.options.differentiate is None:
         tracer.recorder.lacks_form(code, detail)
@@ -69,7 +70,7 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         isinstance(value, torch.Tensor) and value.requires_grad for value in values
     )
     if differentiates or tracer.recorder.level != "aten":
-        _at_aten_level(tracer, "autograd-function", cls.__qualname__)
+        at_aten_level(tracer, "autograd-function", cls.__qualname__)
     if not tracer.assumptions.custom_gradients:
         reason = tracer.assumptions.gradient_refused
         raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward stays outside: {reason}")
@@ -77,9 +78,9 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if not differentiates:
         return unwatched(_stand_in(tracer, cls).apply, *values)
     again = applications.again(tuple(values))
-    last, before = next(iter(reversed(recorder.graph.nodes)), None), stamp(tracer.world.effects)
+    last, before = _last(recorder.graph), stamp(tracer.world.effects)
     result = unwatched(_stand_in(tracer, cls).apply, *values)
-    nodes = tuple(reversed(list(itertools.takewhile(lambda node: node is not last, reversed(recorder.graph.nodes)))))
+    nodes = _behind(last, recorder.graph)
     outputs = tuple(one.node if isinstance(one, TracedTensor) else None for one in _flat(result))
     written = (view_chain(one)[0] for node in nodes for one in leaves(written_arguments(node)) if one is not None)
     in_place = any(root not in nodes for root in written)
@@ -91,11 +92,20 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
+def _last(graph: torch.fx.Graph) -> torch.fx.Node | None:
+    return next(iter(reversed(graph.nodes)), None)
+
+
+def _behind(last: torch.fx.Node | None, graph: torch.fx.Graph) -> tuple[torch.fx.Node, ...]:
+    """What was recorded since the node was the last one."""
+    return tuple(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes)))[::-1]
+
+
 def _sets_up(cls: Any) -> bool:
     return cls.setup_context is not _SingleLevelFunction.setup_context
 
 
-def _note_user_code(tracer: Tracer, what: Application | Hook | None) -> None:
+def _note_user_code(tracer: Tracer, what: UserCode | None) -> None:
     """Notes a part of the gradients that is the program's own; None for one that another call may have otherwise."""
     recorder = tracer.recorder
     recorder.user_code += 1
@@ -147,12 +157,20 @@ def _flat(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _refuse(tracer: Tracer, detail: str, wanted: list[Any]) -> NoReturn:
-    """Breaks the graph before something that asks for the gradients that arrive at `wanted`. Behind a cut all that was
+@contextlib.contextmanager
+def _asking(tracer: Tracer, wanted: list[Any]) -> Iterator[None]:
+    """Around what asks for the gradients that arrive at `wanted`, and may break the graph. Behind a cut all that was
     made before is the result of one graph, of which none is computed from another: where something has been computed
     from one of these, the frame runs eagerly instead."""
-    if tracer.recorder.level == "aten" and any(map(computed_from, wanted)):
-        raise SkipFrame("autograd-call", detail)
+    try:
+        yield
+    except GraphBreak as signal:
+        if tracer.recorder.level == "aten" and any(map(computed_from, wanted)):
+            raise SkipFrame(signal.code, signal.detail) from signal
+        raise
+
+
+def _refuse(detail: str) -> NoReturn:
     raise GraphBreak("autograd-call", detail)
 
 
@@ -161,33 +179,33 @@ def computed_from(value: Any) -> bool:
     return _is_ours(value) and value.node.op != "placeholder" and bool(value.node.users)
 
 
-def _check_engine_call(tracer: Tracer, roots: list[Any], what: str, wanted: list[Any]) -> None:
-    _at_aten_level(tracer, "autograd-call", what)
+def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
+    at_aten_level(tracer, "autograd-call", what)
     if torch.is_anomaly_enabled():
-        _refuse(tracer, f"{what} under anomaly detection, which reads the gradients", wanted)
+        _refuse(f"{what} under anomaly detection, which reads the gradients")
     for root in roots:
         if not _is_ours(root):
-            _refuse(tracer, f"{what} of something that is no tensor", wanted)
+            _refuse(f"{what} of something that is no tensor")
         if tracer.world.outside(root) is not None and not root.is_leaf:
-            _refuse(tracer, f"{what} of a tensor whose graph was made outside of the compiled function", wanted)
+            _refuse(f"{what} of a tensor whose graph was made outside of the compiled function")
 
 
 def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """torch.autograd.grad."""
     given = dict(zip(("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"), args)) | kwargs
     outputs, inputs = _flat(given.get("outputs")), _flat(given.get("inputs"))
-    _check_engine_call(tracer, outputs, "torch.autograd.grad", inputs)
-    if given.get("is_grads_batched") or not all(map(_is_ours, inputs)):
-        _refuse(tracer, "torch.autograd.grad of batched gradients, or of graph edges", inputs)
-    histories, outside = _histories(tracer), [one for one in inputs if tracer.world.outside(one) is not None]
-    for leaf in _ends(outputs):
-        # the engine would go on outside, perhaps to one of these
-        if (value := histories.get(id(leaf))) is not None and any(one is not value for one in outside):
-            what = "torch.autograd.grad past a tensor whose graph was made outside of the compiled function"
-            _refuse(tracer, what, inputs)
-    for value in inputs:
-        _without_hooks(tracer.world, value)
-    result = tracer.world.torch_call(GRAD, args, kwargs)
+    with _asking(tracer, inputs):
+        _check_engine_call(tracer, outputs, "torch.autograd.grad")
+        if given.get("is_grads_batched") or not all(map(_is_ours, inputs)):
+            _refuse("torch.autograd.grad of batched gradients, or of graph edges")
+        histories, outside = _histories(tracer), [one for one in inputs if tracer.world.outside(one) is not None]
+        for leaf in _ends(outputs):
+            # the engine would go on outside, perhaps to one of these
+            if (value := histories.get(id(leaf))) is not None and any(one is not value for one in outside):
+                _refuse("torch.autograd.grad past a tensor whose graph was made outside of the compiled function")
+        for value in inputs:
+            _without_hooks(tracer.world, value)
+        result = tracer.world.torch_call(GRAD, args, kwargs)
     _note_freed(tracer, given)
     return result
 
@@ -220,26 +238,27 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
     world = tracer.world
     roots = _flat(given["tensors"])
     wanted = _flat(given.get("inputs"))
-    _check_engine_call(tracer, roots, "backward()", wanted)
-    if given.get("grad_variables") is not None:
-        raise GraphBreak("autograd-call", "backward() with the retired argument grad_variables")
-    leaves: list[Any] = list(_leaves(tracer, roots))
-    if wanted and not all(map(_is_ours, wanted)):
-        _refuse(tracer, "backward() towards graph edges", wanted)
-    if any(value.grad_fn is not None for value in wanted):
-        _refuse(tracer, "backward() towards a tensor that is no leaf", wanted)
     before = {}
-    for leaf in wanted or leaves:
-        _without_hooks(world, leaf)
-        held = tensors.getattr_tensor(world, leaf, "grad")
-        if held is not None and (not isinstance(held, TracedTensor) or held.requires_grad):
-            raise GraphBreak("autograd-call", "backward() into a gradient that itself has a history")
-        unwatched(setattr, leaf, "grad", held)
-        before[id(leaf)] = held
-    keywords: dict[str, Any] = {
-        name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given
-    }
-    world.torch_call(BACKWARD, (given["tensors"],), keywords)
+    with _asking(tracer, wanted):
+        _check_engine_call(tracer, roots, "backward()")
+        if given.get("grad_variables") is not None:
+            _refuse("backward() with the retired argument grad_variables")
+        leaves: list[Any] = list(_leaves(tracer, roots))
+        if wanted and not all(map(_is_ours, wanted)):
+            _refuse("backward() towards graph edges")
+        if any(value.grad_fn is not None for value in wanted):
+            _refuse("backward() towards a tensor that is no leaf")
+        for leaf in wanted or leaves:
+            _without_hooks(world, leaf)
+            held = tensors.getattr_tensor(world, leaf, "grad")
+            if held is not None and (not isinstance(held, TracedTensor) or held.requires_grad):
+                _refuse("backward() into a gradient that itself has a history")
+            unwatched(setattr, leaf, "grad", held)
+            before[id(leaf)] = held
+        keywords: dict[str, Any] = {
+            name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given
+        }
+        world.torch_call(BACKWARD, (given["tensors"],), keywords)
     _note_freed(tracer, given)
     for leaf in wanted or leaves:
         gradient = leaf.grad
@@ -275,11 +294,9 @@ def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
     histories = _histories(tracer)
     for leaf in _ends(roots):
         if id(leaf) in histories:
-            raise GraphBreak(
-                "autograd-call", "backward() through a tensor whose graph was made outside of the compiled function"
-            )
+            _refuse("backward() through a tensor whose graph was made outside of the compiled function")
         if not _is_ours(leaf):
-            raise GraphBreak("autograd-call", "backward() into a tensor that the capture does not know")
+            _refuse("backward() into a tensor that the capture does not know")
         yield leaf
 
 
@@ -292,10 +309,10 @@ def _without_hooks(world: World, tensor: Any) -> None:
     if record is None:
         return
     if id(tensor) in world.effects.hooked:
-        raise GraphBreak("autograd-call", "the gradient of a tensor that was given a hook before is computed")
+        _refuse("the gradient of a tensor that was given a hook before is computed")
     for name in _TENSORS_HOOKS:
         if getattr(record.real, name):
-            raise GraphBreak("autograd-call", "the gradient of a tensor with hooks is computed")
+            _refuse("the gradient of a tensor with hooks is computed")
         world.guard("IS", Attribute(record.source, name), None)
 
 
@@ -308,23 +325,24 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if tracer.world.outside(tensor) is not None:
         return _register_later(tracer, register_hook, tensor, hook)
     if not tracer.assumptions.custom_gradients:
-        _refuse(tracer, "Tensor.register_hook() of a hook with effects beyond its result", [tensor])
-    _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
+        with _asking(tracer, [tensor]):
+            _refuse("Tensor.register_hook() of a hook with effects beyond its result")
+    at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
-        noted = _noted(tracer, tensor.node, hook)
-        _note_user_code(tracer, noted)
-        tracer.recorder.user_reads += () if noted is None else reads_of(noted.function)
+        called, last = _called(tracer, hook), next(iter(reversed(tracer.recorder.graph.nodes)))
+        _note_user_code(tracer, None if called is None else Hook(tensor.node, last, called))
+        tracer.recorder.user_reads += () if called is None else reads_of(called.function)
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
 
 
-def _noted(tracer: Tracer, node: torch.fx.Node, hook: Any) -> Hook | None:
-    after = next(iter(reversed(tracer.recorder.graph.nodes)))
-    if not isinstance(hook, types.FunctionType):
+def _called(tracer: Tracer, function: Any) -> Called | None:
+    """What can be called again, natively; None where another call may have it otherwise."""
+    if not isinstance(function, types.FunctionType):
         return None
-    if tracer.world.outside(hook) is not None:
-        return Hook(node, after, hook)
-    tracer.recorder.user_cells += [(cell, applications.content(cell)) for cell in hook.__closure__ or ()]
-    return applications.hook_of(node, after, hook, tracer.world.is_outside_cell)
+    if tracer.world.outside(function) is not None:
+        return Called(function)
+    tracer.recorder.user_cells += [(cell, applications.content(cell)) for cell in function.__closure__ or ()]
+    return applications.called(function, tracer.world.is_outside_cell)
 
 
 def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> Any:
@@ -365,7 +383,8 @@ def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any
     """Tensor.register_post_accumulate_grad_hook on a leaf from outside."""
     tensor, hook = args
     if tracer.world.outside(tensor) is None or not tensor.is_leaf:
-        _refuse(tracer, "Tensor.register_post_accumulate_grad_hook() of a tensor made inside", [tensor])
+        with _asking(tracer, [tensor]):
+            _refuse("Tensor.register_post_accumulate_grad_hook() of a tensor made inside")
     return _register_later(tracer, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 
@@ -399,7 +418,8 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     if tracer.recorder.level != "aten":
         return world.torch_call(keep_gradient, (tensor,), {})  # type: ignore[no-any-return]
     if not tracer.assumptions.custom_gradients:
-        _refuse(tracer, f"Tensor.retain_grad(): {tracer.assumptions.gradient_refused}", [tensor])
+        with _asking(tracer, [tensor]):
+            _refuse(f"Tensor.retain_grad(): {tracer.assumptions.gradient_refused}")
     tracer.recorder.retains = True
     return unwatched(keep_gradient, tensor)  # type: ignore[no-any-return]
 
@@ -436,64 +456,14 @@ METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
 }
 
 
-# Checkpoints.
-
-
-def call_undisturbed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A function that PyTorch keeps from its own compiler (`torch._disable_dynamo`): checkpoint is known, others break
-    the graph."""
-    original = getattr(fn, "__wrapped__", None)
-    if original is not None and original.__module__ == "torch.utils.checkpoint":
-        if original.__qualname__ == "checkpoint":
-            return _checkpoint(tracer, args, kwargs)
-        raise GraphBreak("checkpoint", original.__qualname__)
-    raise GraphBreak("disabled-function", f"{fn.__module__}.{fn.__qualname__}")
-
-
-def call_checkpoint_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Python functions of torch.utils.checkpoint."""
-    if fn.__code__.co_qualname == "checkpoint":
-        return _checkpoint(tracer, args, kwargs)
-    if fn.__code__.co_qualname.startswith("checkpoint_sequential"):
-        return tracer.inline(fn, args, kwargs)
-    raise GraphBreak("checkpoint", f"torch.utils.checkpoint.{fn.__qualname__}")
-
-
-def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch.utils.checkpoint.checkpoint: what is recorded inside is marked, and the backward computes it again (see
-    autograd.partition)."""
-    _at_aten_level(tracer, "checkpoint", "torch.utils.checkpoint.checkpoint")
-    options = dict(kwargs)
-    reentrant = options.pop("use_reentrant", None)
-    context, debug = options.pop("context_fn", None), options.pop("debug", False)
-    for name in ("preserve_rng_state", "determinism_check", "early_stop"):
-        options.pop(name, None)
-    if reentrant is None or debug or (context is not None and getattr(context, "__name__", "") != "noop_context_fn"):
-        raise GraphBreak("checkpoint", "checkpoint with context_fn or debug, or without use_reentrant")
-    if reentrant and options:
-        raise GraphBreak("checkpoint", "checkpoint(use_reentrant=True) with keyword arguments")
-    function, *values = args
-    recorder = tracer.recorder
-    outer, enabled = recorder.recompute, torch.is_grad_enabled()
-    recorder.recompute = True
-    try:
-        # Reentrant: without an argument that requires a gradient the result has no history at all.
-        if reentrant and not any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
-            torch._C._set_grad_enabled(False)
-        return tracer.call(function, tuple(values), options)
-    except GraphBreak as signal:
-        raise GraphBreak("checkpoint", f"what is checkpointed breaks the graph: {signal.detail}") from signal
-    finally:
-        recorder.recompute = outer
-        if torch.is_grad_enabled() is not enabled:
-            torch._C._set_grad_enabled(enabled)
-
-
 # Hooks on saved tensors.
 
 
 class _SeesSaved:
     """An open context whose functions see what autograd saves; a world closes what a capture leaves open."""
+
+    def __init__(self, saving: Saving | None) -> None:
+        self.saving = saving
 
     def __exit__(self, *args: object) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
@@ -515,22 +485,44 @@ class _Forbids:
 def _see_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """What `with saved_tensors_hooks(pack, unpack)` enters: PyTorch's engine calls the interpreter, with what it saves
     now and when the backward is recorded."""
-    _at_aten_level(tracer, "autograd-call", "torch.autograd.graph.saved_tensors_hooks")
+    at_aten_level(tracer, "autograd-call", "torch.autograd.graph.saved_tensors_hooks")
     if not tracer.assumptions.custom_gradients:
         reason = tracer.assumptions.gradient_refused
         raise GraphBreak("autograd-call", f"saved_tensors_hooks, whose unpacking stays outside: {reason}")
-    world, push = tracer.world, torch._C._autograd._push_saved_tensors_default_hooks
-    native(push, *(Trampoline(tracer, hook) for hook in args))
-    world.disablers.append(_SeesSaved())
+    world, recorder, push = tracer.world, tracer.recorder, torch._C._autograd._push_saved_tensors_default_hooks
+    native(push, *(_OfSaved(tracer, hook) for hook in args))
+    pack, unpack = (_called(tracer, hook) for hook in args)
+    saving = None
+    if pack is not None and unpack is not None:
+        saving = Saving(pack, unpack, partial(as_read, reads_of(pack.function)), _last(recorder.graph))
+        recorder.user_reads += reads_of(unpack.function)
+    world.disablers.append(_SeesSaved(saving))
     world.repeats.enabled = False
-    _note_user_code(tracer, None)
+    _note_user_code(tracer, saving)
+
+
+class _OfSaved(Trampoline):
+    """A function that is called again where the forward is, but if it draws random numbers: those are drawn already."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        recorder = self.tracer.recorder
+        last = _last(recorder.graph)
+        result = super().__call__(*args, **kwargs)
+        if any(node.meta.get("random") for node in _behind(last, recorder.graph)):
+            recorder.user_gradients = None
+        return result
 
 
 def _close(tracer: Tracer, kind: type) -> None:
     contexts = tracer.world.disablers
     if not contexts or type(contexts[-1]) is not kind:
         raise GraphBreak("open-context", "a context of saved tensors that was entered outside is left")
-    native(contexts.pop().__exit__)
+    kept = contexts.pop()
+    native(kept.__exit__)
+    if kind is _SeesSaved and kept.saving is not None:
+        kept.saving.last = _last(tracer.recorder.graph)
 
 
 def _forbid_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
@@ -580,14 +572,13 @@ def call_graph_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> An
     """Python functions of torch.autograd.graph."""
     if fn.__code__.co_qualname.startswith(_OF_SAVED):
         return tracer.inline(fn, args, kwargs)
-    _refuse(tracer, f"torch.autograd.graph.{fn.__qualname__}", tree_leaves((args, kwargs)))
+    with _asking(tracer, tree_leaves((args, kwargs))):
+        _refuse(f"torch.autograd.graph.{fn.__qualname__}")
 
 
 POLICIES: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "torch.autograd.function": call_function_machinery,
     "torch.autograd.graph": call_graph_module,
-    "torch._compile": call_undisturbed,
-    "torch.utils.checkpoint": call_checkpoint_module,
 }
 
 NAMED_ROWS: dict[tuple[str, str], Row] = {

@@ -1,5 +1,5 @@
 """Callables that the user has marked: disabled, native, constant, substituted; by fusewright's decorators or by
-PyTorch's.
+PyTorch's. Checkpoints are among what PyTorch keeps from its own compiler.
 
 Takes a callable; gives the rule that its mark asks for. Always holds: PyTorch's compiler is looked at only if the
 program has loaded it.
@@ -22,6 +22,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.symbolic import SYMBOLIC
+from fusewright.capture.call.autograd import at_aten_level
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
@@ -137,6 +138,63 @@ def _run_polyfill(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     substitute = _polyfill(fn)
     assert substitute is not None
     return tracer.inline(substitute, args, kwargs)
+
+
+# What PyTorch keeps from its own compiler.
+
+
+def call_undisturbed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function that PyTorch keeps from its own compiler (`torch._disable_dynamo`): checkpoint is known, others break
+    the graph."""
+    original = getattr(fn, "__wrapped__", None)
+    if original is not None and original.__module__ == "torch.utils.checkpoint":
+        if original.__qualname__ == "checkpoint":
+            return _checkpoint(tracer, args, kwargs)
+        raise GraphBreak("checkpoint", original.__qualname__)
+    raise GraphBreak("disabled-function", f"{fn.__module__}.{fn.__qualname__}")
+
+
+def call_checkpoint_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Python functions of torch.utils.checkpoint."""
+    if fn.__code__.co_qualname == "checkpoint":
+        return _checkpoint(tracer, args, kwargs)
+    if fn.__code__.co_qualname.startswith("checkpoint_sequential"):
+        return tracer.inline(fn, args, kwargs)
+    raise GraphBreak("checkpoint", f"torch.utils.checkpoint.{fn.__qualname__}")
+
+
+def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch.utils.checkpoint.checkpoint: what is recorded inside is marked, and the backward computes it again (see
+    autograd.partition)."""
+    at_aten_level(tracer, "checkpoint", "torch.utils.checkpoint.checkpoint")
+    options = dict(kwargs)
+    reentrant = options.pop("use_reentrant", None)
+    context, debug = options.pop("context_fn", None), options.pop("debug", False)
+    for name in ("preserve_rng_state", "determinism_check", "early_stop"):
+        options.pop(name, None)
+    if reentrant is None or debug or (context is not None and getattr(context, "__name__", "") != "noop_context_fn"):
+        raise GraphBreak("checkpoint", "checkpoint with context_fn or debug, or without use_reentrant")
+    if reentrant and options:
+        raise GraphBreak("checkpoint", "checkpoint(use_reentrant=True) with keyword arguments")
+    function, *values = args
+    recorder = tracer.recorder
+    outer, enabled = recorder.recompute, torch.is_grad_enabled()
+    recorder.recompute = True
+    try:
+        # Reentrant: without an argument that requires a gradient the result has no history at all.
+        if reentrant and not any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
+            torch._C._set_grad_enabled(False)
+        return tracer.call(function, tuple(values), options)
+    except GraphBreak as signal:
+        raise GraphBreak("checkpoint", f"what is checkpointed breaks the graph: {signal.detail}") from signal
+    finally:
+        recorder.recompute = outer
+        if torch.is_grad_enabled() is not enabled:
+            torch._C._set_grad_enabled(enabled)
+
+
+POLICIES: dict[str, Rule] = {"torch._compile": call_undisturbed, "torch.utils.checkpoint": call_checkpoint_module}
+"""By the module of the function."""
 
 
 # Marks on tensors that are made while capturing.

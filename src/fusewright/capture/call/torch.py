@@ -177,7 +177,7 @@ def policy(origin: str) -> Policy | None:
             return _run_native
         if origin in call_transforms.MODULES:
             return call_transforms.transform
-        return _REFUSED.get(origin) or call_autograd.POLICIES.get(origin)
+        return _REFUSED.get(origin) or call_autograd.POLICIES.get(origin) or call_marked.POLICIES.get(origin)
     if origin.startswith("fusewright."):
         return _run_our_own if origin.startswith(_OF_CAPTURE) and origin not in _INTERPRETED else None
     if origin == "logging":

@@ -91,7 +91,7 @@ def for_transform(tracer: Tracer, value: Any) -> Any:
     world = tracer.world
     if _is_made(value):
         return value if world.outside(value) is None else _inside(tracer, value)
-    if isinstance(value, (Trampoline, torch.Tensor, type, types.BuiltinFunctionType)) or not callable(value):
+    if isinstance(value, (Trampoline, torch.Tensor, type)) or not callable(value):
         return for_native(world, value)
     return Trampoline(tracer, value)
 

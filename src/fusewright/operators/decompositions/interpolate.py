@@ -75,7 +75,12 @@ _NUMBER_OF: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloa
 
 def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverload, tuple[Any, ...]] | None:
     x, mode, corners = given.get("input"), given["mode"], given["align_corners"]
-    if recorder.level != "aten" or not recorder.symbolic or not isinstance(x, torch.Tensor) or not recorder.owns(x):
+    if recorder.level != "aten" or not recorder.symbolic or not isinstance(x, torch.Tensor):
+        return None
+    inside = x
+    while torch._C._functorch.is_functorch_wrapped_tensor(inside):  # by a transform of torch.func
+        inside = torch._C._functorch.get_unwrapped(inside)
+    if not recorder.owns(inside):
         return None
     rank = x.dim() - 2
     operator = _OPERATORS.get((mode, rank)) if type(mode) is str else None

@@ -50,6 +50,9 @@ class _RunningProduct(torch.autograd.Function):
         dim = ctx.dim
         if factors.is_complex():
             factors, products = factors.conj().resolve_conj(), products.conj().resolve_conj()
+        if torch.is_grad_enabled():  # a gradient of this one is wanted; eager has none of a single factor's
+            single = factors.numel() <= 1 or factors.shape[dim] == 1
+            return gradient if single else _as_sums(gradient, factors, dim), None
         zero = factors == 0
         zeros = zero.cumsum(dim)  # at and before each place
         before, first = zeros == 0, zero & (zeros == 1)
@@ -59,3 +62,14 @@ class _RunningProduct(torch.autograd.Function):
         arrives = (behind * gradient).masked_fill(zeros != 1, 0).sum(dim, keepdim=True)
         singular = arrives * factors.masked_fill(~before, 1).prod(dim, keepdim=True)
         return torch.where(before, regular, torch.where(first, singular, 0)), None
+
+
+def _as_sums(gradient: torch.Tensor, factors: torch.Tensor, dim: int) -> torch.Tensor:
+    """The gradient by sums of products over the other elements, which have gradients also where elements are 0. Takes
+    memory for the square of the dimension."""
+    dim %= factors.dim()
+    size = factors.shape[dim]
+    one = torch.eye(size, dtype=torch.bool, device=factors.device).view(size, size, *(1,) * (factors.dim() - dim - 1))
+    others = factors.unsqueeze(dim).masked_fill(one, 1).cumprod(dim + 1)
+    before = one.cumsum(dim=1) == 0
+    return (others * gradient.unsqueeze(dim)).masked_fill(before, 0).sum(dim + 1)

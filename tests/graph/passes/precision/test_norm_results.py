@@ -16,6 +16,7 @@ import fusewright
 from fusewright.autograd import partition as stage
 from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import choose_saved, saved_bytes
+from fusewright.base.events import STREAM, Event, FellBack, InternalError
 
 IMAGES = (4, 6, 5, 5)
 
@@ -182,3 +183,24 @@ def test_gradients_of_log_softmax(name: str, dtype: torch.dtype) -> None:
         rounded = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype]
         error, eager = ((one.double() - true).nan_to_num(0, 0, 0).abs() for one in (mine, theirs))
         assert not error.gt(eager + rounded * (1 + true.nan_to_num(0, 0, 0).abs())).any()
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3, track_running_stats=False), nn.BatchNorm1d(3, affine=False, track_running_stats=False), nn.InstanceNorm1d(3)])  # fmt: skip
+def test_a_result_that_is_read_after_the_statistics(norm: nn.Module) -> None:
+    """The gradient of a gradient that was taken inside reads the statistics first."""
+
+    norm.double()
+
+    def pulled(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vjp(norm, x)[1](torch.ones_like(norm(x)))[0]
+
+    found: list[Any] = []
+    events: list[Event] = []
+    for run in (pulled, fusewright.compile(pulled, fullgraph=True)):
+        x = torch.linspace(-1, 2, 24, dtype=torch.float64).sin().reshape(2, 3, 4).requires_grad_()
+        with STREAM.listening(events.append):
+            result = run(x)
+            (result * torch.arange(24.0).reshape(2, 3, 4)).sum().backward()
+        found.append([result.detach(), x.grad])
+    torch.testing.assert_close(found[1], found[0])
+    assert not [event for event in events if isinstance(event, InternalError | FellBack)]

@@ -96,7 +96,10 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
         made = _as(build, one, working)
         return build.call(aten.view.default, made, [*made.meta["type"].shape, *[1] * (kind.ndim - 2)])
 
-    with graph.inserting_before(node.next):
+    behind = node.next
+    while behind.target is operator.getitem and behind.args[0] is node:
+        behind = behind.next  # `_item` may put another in its place
+    with graph.inserting_before(behind):
         mean, scale = channels(_item(build, node, 1)), channels(_item(build, node, 2))
         if weight is not None:
             scale = build.call(aten.mul.Tensor, scale, channels(weight))
