@@ -244,6 +244,40 @@ OLDER: list[Callable[[torch.Tensor], Any]] = [
 ]  # fmt: skip
 
 
+ASKED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "requires_grad_": lambda v: v.requires_grad_(), "is_leaf": lambda v: v.is_leaf, "grad_fn": lambda v: v.grad_fn is None,
+    "requires_grad": lambda v: v.requires_grad, "operator": lambda v: v * 2, "in place": lambda v: v.add_(1), "view": lambda v: v.view(-1),
+    "hook": lambda v: v.register_hook(lambda gradient: gradient), "retain_grad": lambda v: v.retain_grad(), "detach": lambda v: v.detach(),
+    "detach_": lambda v: v.detach_(), "grad": lambda v: v.grad, "data": lambda v: v.data, "text": repr, "itself": lambda v: v,
+    "backward": lambda v: v.sum().backward(), "gradient": lambda v: torch.autograd.grad(v.sum(), v),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", ASKED)
+def test_a_view_of_a_no_grad_block_whose_base_was_written_to(name: str, backend: str) -> None:
+    """What eager refuses to say is an error in the program, and no internal one."""
+
+    def function(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y * 3, ASKED[name](hidden(lambda v: v[1:].zero_(), y))
+
+    def told(one: Any) -> Any:
+        try:
+            return one if not isinstance(one, torch.Tensor) else (one.tolist(), one.requires_grad, one.is_leaf)
+        except RuntimeError as error:
+            return str(error)
+
+    def run(function: Callable[[torch.Tensor], Any]) -> Any:
+        try:
+            return [told(one) for one in function(torch.ones(3, requires_grad=True))]
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = fusewright.compile(function, backend=backend)
+    assert str([run(compiled) for _ in range(2)]).split("0x")[0] == str([run(function)] * 2).split("0x")[0]
+
+
 def written_part(of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, z: torch.Tensor) -> Any:
     part = of(whole := z.detach())
     part.add_(x)

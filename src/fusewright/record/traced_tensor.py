@@ -195,7 +195,7 @@ class NonLeaf(torch.autograd.Function):
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """Asked of an input; of a view made under no_grad whose base was written to since, nobody may ask."""
+    """Of a view made under no_grad whose base was written to since, nobody may ask."""
     try:
         return tensor.is_leaf
     except RuntimeError as error:

@@ -36,7 +36,7 @@ from fusewright.operators.overlap import view_chain
 from fusewright.record import applications
 from fusewright.record.applications import Application, Called, Hook, Saving, UserCode
 from fusewright.record.recorder import BACKWARD, GRAD
-from fusewright.record.traced_tensor import TracedTensor, version_of
+from fusewright.record.traced_tensor import TracedTensor, is_leaf, version_of
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -186,7 +186,7 @@ def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
     for root in roots:
         if not _is_ours(root):
             _refuse(f"{what} of something that is no tensor")
-        if tracer.world.outside(root) is not None and not root.is_leaf:
+        if tracer.world.outside(root) is not None and not is_leaf(root):
             _refuse(f"{what} of a tensor whose graph was made outside of the compiled function")
 
 
@@ -246,7 +246,7 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
         leaves: list[Any] = list(_leaves(tracer, roots))
         if wanted and not all(map(_is_ours, wanted)):
             _refuse("backward() towards graph edges")
-        if any(value.grad_fn is not None for value in wanted):
+        if not all(map(is_leaf, wanted)):
             _refuse("backward() towards a tensor that is no leaf")
         for leaf in wanted or leaves:
             _without_hooks(world, leaf)
@@ -275,8 +275,8 @@ def _histories(tracer: Tracer) -> dict[int, Any]:
 def _ends(roots: list[Any]) -> Iterator[Any]:
     """The leaves that the roots' graphs lead to."""
     seen: set[Any] = set()
-    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
-    yield from (root for root in roots if root.grad_fn is None and root.requires_grad)
+    pending = [root.grad_fn for root in roots if not is_leaf(root)]
+    yield from (root for root in roots if root.requires_grad and is_leaf(root))
     while pending:
         node = pending.pop()
         if node in seen:
@@ -382,7 +382,7 @@ def _remove_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_post_accumulate_grad_hook on a leaf from outside."""
     tensor, hook = args
-    if tracer.world.outside(tensor) is None or not tensor.is_leaf:
+    if tracer.world.outside(tensor) is None or not is_leaf(tensor):
         with _asking(tracer, [tensor]):
             _refuse("Tensor.register_post_accumulate_grad_hook() of a tensor made inside")
     return _register_later(tracer, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
@@ -399,7 +399,7 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
     if tracer.recorder.level != "aten":
         return tracer.world.torch_call(torch._C.TensorBase.requires_grad_, (tensor, *args), kwargs)
     if isinstance(tensor, TracedTensor):
-        tensor.made_leaf = bool(wanted) and tensor.is_leaf
+        tensor.made_leaf = bool(wanted) and is_leaf(tensor)
     return unwatched(torch._C.TensorBase.requires_grad_, tensor, *args, **kwargs)
 
 

@@ -14,6 +14,7 @@ import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.native import Trampoline, unwatched
+from fusewright.record.traced_tensor import is_leaf
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -72,7 +73,7 @@ def node_of(world: World, node: Any) -> GradientNode | None:
 def gradient_node(world: World, tensor: torch.Tensor) -> GradientNode | None:
     """`tensor.grad_fn` of a tensor made inside."""
     options, recorder = world.tracer.options, world.recorder
-    if tensor.grad_fn is None:
+    if is_leaf(tensor):
         return None
     if recorder.level != "aten" or options.differentiate is None:
         recorder.lacks_form("tensor-address", "Tensor.grad_fn asks for its autograd node")
