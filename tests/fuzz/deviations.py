@@ -449,6 +449,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "a second backward of what saves nothing",
+        "Eager refuses one only where an operator has saved a tensor; ours always.",
+        ends=lambda ours, eager: (
+            eager is None
+            and "backward through the graph a second time" in str(ours)
+            and IN_BACKWARD in getattr(ours, "__notes__", ())
+        ),
+    ),
+    Deviation(
         "memory that nothing has written to",
         "`torch.Tensor(3)`, which `type(a)(3)` is where `a` is a tensor, holds whatever lay there.",
         lambda found, text, examine: equal_if(found, WRITTEN + text, examine, r"\btype\((\w+)\)\(", r"written(\1)("),
