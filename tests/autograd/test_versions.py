@@ -224,6 +224,79 @@ def test_a_view_loses_its_hook_by_a_write(part: slice, shown: bool) -> None:
     torch.testing.assert_close(got, expected)
 
 
+SHOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "diagonal": lambda x: x.diagonal(), "unfold": lambda x: x.unfold(0, 2, 1), "split": lambda x: x.split(1)[1], "unbind": lambda x: x.unbind(1)[1],
+    "slice": lambda x: x[1:], "movedim": lambda x: x.movedim(0, 1), "expand": lambda x: x[:1].expand(4, 3), "real": lambda x: x.real,
+    "as_strided": lambda x: x.as_strided((2, 2), (3, 1)), "itself": lambda x: x,
+    "part of a diagonal": lambda x: x.t().diagonal(1)[1:], "unflatten": lambda x: x.unflatten(0, (3, 1)), "chunk": lambda x: x.chunk(2)[0],
+}  # fmt: skip
+MADE: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda v: F.pad(v, (1, 1)), lambda v: v.double(), lambda v: v.clone(), lambda v: torch.where(v > 0, v, v * 0), lambda v: -v,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", [lambda x: x[:3, :3], lambda x: x[::2, 1::2], lambda x: x[:3, :3].contiguous()])
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_the_backward_computes_again_of_a_part_of_what_was_written_to(
+    name: str, layout: Callable[[torch.Tensor], torch.Tensor], dynamic: bool
+) -> None:
+    """It is computed of a copy: the gradient is that of what the forward has read."""
+
+    def run(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        leaf = torch.arange(1.0, 37).reshape(6, 6).requires_grad_()
+        result = function(layout(leaf * 1))
+        (result * torch.arange(1.0, result.numel() + 1).reshape(result.shape)).sum().backward()
+        return leaf.grad
+
+    for make in MADE:
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            value = make(SHOWN[name](x))
+            result = value * value
+            with torch.no_grad():
+                x.add_(1)
+            return result
+
+        compiled = fusewright.compile(function, dynamic=dynamic)
+        torch.testing.assert_close([run(compiled), run(compiled)], [run(function)] * 2)
+
+
+WINDOWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x[1].as_strided((2, 2), (1, 1)), lambda x: x[1:].as_strided((2, 2), (1, 1)), lambda x: x[2:4].as_strided((3,), (1,), 1),
+    lambda x: x[1:3].as_strided((3,), (2,)), lambda x: x.as_strided((2, 2), (1, 1), 1), lambda x: x.view(2, 4)[0].as_strided((2,), (3,)),
+    lambda x: x[1].as_strided((1,), (1,)), lambda x: x.unfold(0, 3, 1), lambda x: x[4:].as_strided((3,), (1,), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_beside_the_elements_of_a_view(
+    window: Callable[[torch.Tensor], torch.Tensor], inside: bool, written: bool, backend: str
+) -> None:
+    """Autograd knows of the elements that lie beside it once what both are views of was written to."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1 if inside else x
+        result = window(x)
+        if written:
+            with torch.no_grad():
+                x[2] += 1
+        return result
+
+    def run(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        x = torch.arange(8.0, requires_grad=True)
+        result = function(x)
+        (result * torch.arange(1.0, result.numel() + 1).reshape(result.shape)).sum().backward()
+        assert x.grad is not None
+        return x.grad.tolist(), result.tolist()
+
+    compiled = fusewright.compile(function, backend=backend)
+    assert [run(compiled) for _ in range(2)] == [run(function)] * 2
+
+
 @pytest.mark.parametrize("hook", [lambda x: x.register_hook(lambda gradient: gradient * 2), lambda x: x.retain_grad()])
 @pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x[1:].add_(1)])
 @pytest.mark.parametrize("hidden", [True, False])

@@ -24,6 +24,7 @@ from fusewright.base.thresholds import HALVES
 from fusewright.graph.builder import Builder, argument_types, env_of, given_of
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
+from fusewright.graph.passes.clean.escape import shares_memory
 from fusewright.operators.derive import derive
 from fusewright.operators.rules.common import Undecided, is_dense
 from fusewright.sizes.expressions import Expr
@@ -189,8 +190,8 @@ def _shown(node: Node) -> Node:
 
 
 def _shows(node: Node) -> bool:
-    """Whether the node is a view, or one of several results, which may be views."""
-    return is_view(node) or node.target is operator.getitem
+    """Whether the node is a view of any kind, or one of several results, which may be views."""
+    return is_view(node) or shares_memory(node) or node.target is operator.getitem
 
 
 def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any], env: ShapeEnv | None = None) -> Node:
@@ -199,7 +200,7 @@ def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any], env: Shape
     made.meta = dict(node.meta)
     of = node.all_input_nodes[0] if _shows(node) else None
     if of is not None and values[of].meta.get("type") != of.meta.get("type"):
-        if is_view(node):
+        if node.target is not operator.getitem:
             named = {name: argument_types(value) for name, value in made.kwargs.items()}
             op: Any = node.target
             made.meta["type"] = derive(op, [argument_types(value) for value in made.args], named, env)

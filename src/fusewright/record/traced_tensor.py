@@ -249,8 +249,13 @@ def check_window(tensor: TracedTensor, shape: Sequence[int], stride: Sequence[in
         raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
     start = tensor.tensor_type.offset if offset is None else dim_of(offset)
     needed = reach([dim_of(size) for size in shape], [dim_of(step) for step in stride], start)
-    env, fits = tensor.recorder.env, Relation("<=", needed, reach(root.tensor_type.shape, root.tensor_type.stride, 0))
-    if not (fits.holds({}) if env is None else env.guard(fits)):
+    limits = [Relation("<=", needed, reach(root.tensor_type.shape, root.tensor_type.stride, 0))]
+    if tensor is not root and tensor.requires_grad:  # elements beside it have no gradient, until its base is written to
+        seen = tensor.tensor_type
+        end = reach(seen.shape, seen.stride, seen.offset)
+        limits += [Relation("<=", seen.offset, start), Relation("<=", needed, end)]
+    env = tensor.recorder.env
+    if not all(one.holds({}) if env is None else env.guard(one) for one in limits):
         raise GraphBreak("operator-failed", "as_strided beyond the elements of the tensor")
 
 
