@@ -180,6 +180,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "the function runs too many Python instructions",
         "turn Python loops into tensor operators, or raise options={'instruction_limit': ...}",
     ),
+    "large-container": (
+        "lists and other objects from outside hold more elements than can be looked at again at each call",
+        "make a tensor or an array of the numbers, or pass what is needed of them",
+    ),
     "no-attempts": ("capture was not allowed to try", "raise max_attempts"),
     "outside-exception": ("an exception made outside is raised or examined", _MOVE_OUT),
     "memory-short": (

@@ -19,7 +19,7 @@ import torch
 import fusewright
 from fusewright._native import may_hold
 from fusewright.base.events import STREAM, Captured
-from fusewright.capture.border import native_ready
+from fusewright.capture.border import native_ready, world
 
 from tests.capture.interpret.language.support import Program, check, x
 
@@ -328,3 +328,20 @@ def test_what_may_hold_a_type() -> None:
         assert may_hold(one, (Sought, bytes)) and may_hold([{"a": one}], (int, bytes, Sought))
     with pytest.raises(TypeError):
         may_hold([], Sought)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [list, tuple, lambda rows: [list(row) for row in rows], collections.deque])
+def test_more_elements_than_are_guarded_run_eagerly(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what `tolist` gives behind a graph break."""
+    monkeypatch.setattr(world, "MOST_GUARDS", 500)
+    table = make([(1.0,) * 30] * 30)
+
+    def function(x: torch.Tensor, shift: float) -> torch.Tensor:
+        rows = (x * 2).tolist()
+        return x * table[3][2] + len(rows) + shift
+
+    compiled = fusewright.compile(function)
+    for shift in (1.0, 2.0, 3.0):
+        x = torch.rand(40, 40)
+        assert torch.equal(compiled(x, shift), function(x, shift))
+    assert "large-container" in {one.code for one in fusewright.explain(function)(x, 1.0).break_reasons}

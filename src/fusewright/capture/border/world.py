@@ -48,7 +48,7 @@ from fusewright.capture.border.values import (
 )
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.bytecode.instructions import NULL
-from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
+from fusewright.capture.guards import MISSING, MOST_GUARDS, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
@@ -285,6 +285,8 @@ class World:
         key = (kind, source, value) if kind in ("ABSENT", "CALL", "NO_OVERLAP") else (kind, source)
         if key not in self._guards:
             self._guards[key] = Guard(kind, source, value)
+            if len(self._guards) > MOST_GUARDS:
+                raise GraphBreak("large-container", source.text())
 
     def guard_identity(self, value: object) -> None:
         """Guards that an outside object with a path is the very object: it serves as a key. Constants are guarded by
@@ -548,8 +550,6 @@ class World:
     ) -> Any:
         """A call of a module, replayed where a call of another module of its class did the same (border/memoise.py)."""
         return self.repeats.call(module, forward, args, kwargs)
-
-    # Imports.
 
     def import_name(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
         """`import name`: a module that is loaded already is guarded by the attributes that are read from it."""

@@ -9,10 +9,20 @@ from __future__ import annotations
 from fusewright.capture.guards.check import evaluate, guard_holds, guard_text, readable, recompile_advice
 from fusewright.capture.guards.program import GuardProgram, build_program
 from fusewright.capture.guards.torch_state import capture_global_state
-from fusewright.capture.guards.types import MISSING, AnswersAgain, GlobalState, Guard, GuardKind, Missing, TensorGuard
+from fusewright.capture.guards.types import (
+    MISSING,
+    MOST_GUARDS,
+    AnswersAgain,
+    GlobalState,
+    Guard,
+    GuardKind,
+    Missing,
+    TensorGuard,
+)
 
 __all__ = [
     "MISSING",
+    "MOST_GUARDS",
     "AnswersAgain",
     "GlobalState",
     "Guard",

@@ -43,6 +43,8 @@ class Missing:
 
 
 MISSING = Missing()
+MOST_GUARDS = 1 << 17
+"""Of one capture: each is compiled, and asked at every call. An outside list has one for each element."""
 
 
 @dataclass(frozen=True, slots=True)
