@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -234,3 +235,22 @@ def test_the_question_gives_no_warning(name: str) -> None:
         warnings.simplefilter("error")
         got = fusewright.compile(lambda x: function(x, 1))(torch.arange(6.0).view(2, 3))
     torch.testing.assert_close(got, function(torch.arange(6.0).view(2, 3), 1))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_a_transform_that_is_active_changes_no_answer(mode: str) -> None:
+    """Answers are kept for the whole process."""
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda y: F.interpolate(y, scale_factor=2, mode=mode).sin().sum())(x)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda y: gradient(y).sin().sum())(x)
+
+    eager_dtypes._answer.cache_clear()
+    x = torch.rand(2, 3, 5)
+    torch.testing.assert_close(fusewright.compile(function, dynamic=True)(x), function(x))
+    kind = TensorType((), (), torch.float64, torch.device("cpu"))
+    for number in (1.0, 2.0, 0.5):
+        assert eager_dtypes.disagreement(torch.ops.aten.mul.Tensor, (kind, number), {}, kind) == ""
+    assert not fusewright.explain(lambda x: (x * 2, random.random() * 2.0))(x).break_reasons

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -163,6 +164,22 @@ def _answer(
     """The result dtypes, or the error. `default`: the default dtype, which results may depend on."""
     if _elsewhere((args, tuple(value for _, value in kwargs))):
         return ()
+    if any(map(torch._C._dispatch_tls_is_dispatch_key_included, _OF_TRANSFORMS)):
+        # A transform of torch.func sees what runs in its thread, and the answer is for all calls that come.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_answer_here, func, args, kwargs).result()
+    return _answer_here(func, args, kwargs)
+
+
+_OF_TRANSFORMS = (
+    torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode,
+    torch._C.DispatchKey.FuncTorchDynamicLayerBackMode,
+)
+
+
+def _answer_here(
+    func: OpOverload, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]
+) -> tuple[torch.dtype, ...] | str:
     # The question may be asked while something records whatever runs: it is no part of that.
     with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
