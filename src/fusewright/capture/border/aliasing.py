@@ -195,15 +195,22 @@ def _may_get_a_history(value: Any) -> bool:
     return bool(value.dtype.is_floating_point or value.dtype.is_complex)
 
 
-def is_hidden(value: Any) -> bool:
-    """Whether a tensor is a view that the program made under `no_grad`."""
-    return _may_get_a_history(value) and any(node.meta.get("no_grad") for node in view_chain(value.node)[1:])
+def is_hidden(value: Any, made_here: bool) -> bool:
+    """Whether a tensor is a view that the program made under `no_grad`. made_here: as for `cut`."""
+    if not _may_get_a_history(value):
+        return False
+    root, *views = view_chain(value.node)
+    return (made_here or root.op == "placeholder") and any(node.meta.get("no_grad") for node in views)
 
 
-@torch.no_grad()
 def hidden(view: torch.Tensor) -> torch.Tensor:
     """A view that is an error to use where it would need a history, as one that was made under `no_grad` is."""
-    return torch.ops.aten.alias.default(view)  # type: ignore[no-any-return]
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)  # `no_grad` would take longer than the rest of a call
+    try:
+        return aten.alias.default(view)  # type: ignore[no-any-return]
+    finally:
+        torch._C._set_grad_enabled(before)
 
 
 def cut(value: Any, made_here: bool) -> str:

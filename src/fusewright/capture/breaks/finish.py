@@ -95,7 +95,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             and not world.tensor_attributes.get(id(value))
             and not aliasing.cut(value, made_here=False)
             and not aliasing.is_older(value)
-            and not (world.state.grad_enabled and aliasing.is_hidden(value))
+            and not (world.state.grad_enabled and aliasing.is_hidden(value, made_here=False))
         ):
             return Finish(None, "", (value,))
     refuse_finalizers(world)
@@ -522,7 +522,7 @@ class Code:
     def _known_to_autograd(self, value: Any, text: str) -> str:
         """An output as the view that autograd took it for when the program made it."""
         older, alias = id(value) in self.older, ""
-        if self.world.state.grad_enabled and aliasing.is_hidden(value):
+        if self.world.state.grad_enabled and aliasing.is_hidden(value, made_here=True):
             alias = self.bind("hidden", aliasing.hidden)
         elif self.older and not older and value.viewed is not None and not value.requires_grad:
             if aliasing.root_of(value) in self.older.values():
