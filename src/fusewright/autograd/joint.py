@@ -234,8 +234,8 @@ def _vanishes(node: torch.fx.Node, reads: dict[torch.fx.Node, frozenset[int]]) -
     if name == "div":
         return node.args[0] in reads
     if name == "clamp":
-        low, high = (*node.args[1:], None, None)[:2]
-        return all(isinstance(one, (int, float, type(None))) for one in (low, high)) and (low or 0) <= 0 <= (high or 0)  # type: ignore
+        low, high = [0 if one is None else one for one in (*node.args[1:], None, None)[:2]]
+        return isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= 0 <= high
     if name in _ADDED and any(numbers[:1] if name in ("add", "sub") else numbers[-1:]):
         return False
     others = [one for one in node.all_input_nodes if one not in reads and _name(one) not in _ZEROS]

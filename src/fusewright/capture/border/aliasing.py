@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -223,7 +223,7 @@ def cut(value: Any, made_here: bool) -> str:
     node, detached = value.node, ""
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
-        if node.target is torch.ops.aten.detach.default and not detached:
+        if node.target is aten.detach.default and not detached:
             detached = ".detach()" if node is value.node else ".detach()[...]"
         elif node.target is not operator.getitem and (
             schema is None or not any(result.alias_info is not None for result in schema.returns)
@@ -235,16 +235,16 @@ def cut(value: Any, made_here: bool) -> str:
     return detached or (".detach()" if follows else "")
 
 
-def is_part(view: Any, whole: Any) -> bool:
-    """Whether `view` shows elements of `whole`, which the program has detached: a history that either gets by a write,
-    the other has too."""
-    if view is whole or not isinstance(whole, TracedTensor) or whole.node.target is not aten.detach.default:
-        return False
-    if view.dtype != whole.dtype or view.is_conj() != whole.is_conj() or view.is_neg() != whole.is_neg():
-        return False
-    chain = view_chain(view.node)
-    last = next((node for node in reversed(chain) if node.target is aten.detach.default), None)
-    return last is whole.node
+def whole_of(view: Any, others: Iterable[object]) -> TracedTensor | None:
+    """Which of `others` the program has detached, if `view` shows elements of it: a history that either gets by a
+    write, the other has too."""
+    detached = next((node for node in reversed(view_chain(view.node)) if node.target is aten.detach.default), None)
+    for one in others:
+        if one is view or not isinstance(one, TracedTensor) or detached is None or one.node is not detached:
+            continue
+        if one.dtype == view.dtype and one.is_conj() == view.is_conj() and one.is_neg() == view.is_neg():
+            return one
+    return None
 
 
 def part(whole: torch.Tensor, view: torch.Tensor) -> torch.Tensor:

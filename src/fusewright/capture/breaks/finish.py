@@ -492,7 +492,7 @@ class Code:
             )
         text = self._recast(value) or self.output(value)
         cut = aliasing.cut(value, made_here=True)
-        whole = next((one for one in self.alive if cut and aliasing.is_part(value, one)), None)
+        whole = aliasing.whole_of(value, self.alive) if cut else None
         if whole is not None:
             text = self.start(value, f"{self.bind('part', aliasing.part)}({self.expression(whole)}, {text})")
         else:
