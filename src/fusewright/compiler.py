@@ -481,8 +481,8 @@ class Compiler:
         inputs, converted = plain_sources(frame.inputs)
         if compiled is not None and converted:
             compiled = converting(compiled, converted)
-        if compiled is not None and frame.inference:
-            compiled = under_inference_mode(compiled)
+        if compiled is not None and frame.inference is not None:
+            compiled = under_inference_mode(compiled, frame.inference)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
 
     def _agreed(self, name: str, graph: Any) -> Settings:

@@ -115,6 +115,36 @@ def test_gradients_of_gradients_of_elements(name: str) -> None:
     torch.testing.assert_close(found[1:], found[:1], equal_nan=True, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("over_reverse", [False, True])
+@pytest.mark.parametrize("name", OF_ELEMENTS)
+def test_tangents_of_elements(name: str, over_reverse: bool) -> None:
+    """PyTorch's formulas meet zeros without memory, which stay zero whatever they are multiplied by."""
+    function = torch.func.grad(lambda x: OF_ELEMENTS[name](x).sum()) if over_reverse else OF_ELEMENTS[name]
+    run = lambda x: torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]  # noqa: E731
+    x = torch.tensor(VALUES).repeat_interleave(64)
+    try:
+        wanted = run(x)
+    except RuntimeError:  # an operator without forward-mode derivative
+        with pytest.raises(RuntimeError):
+            fusewright.compile(run)(x)
+        return
+    torch.testing.assert_close(fusewright.compile(run)(x), wanted, equal_nan=True, rtol=1e-4, atol=2e-6)
+
+
+def test_zeros_without_memory_add_nothing() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        zeros = torch._efficientzerotensor(x.shape)
+        return (
+            zeros + x, x + zeros, torch.add(zeros, x, alpha=2), zeros - x, x - zeros, (zeros + zeros) * x, zeros[None] * x, zeros / x, zeros * math.inf,
+            torch.dot(zeros, x), zeros.expand(2, 3).t() * x[:, None], torch.linalg.cross(x, zeros), zeros.clone() * x, (zeros + 1) * x,
+        )  # fmt: skip
+
+    x = torch.tensor([-0.0, math.inf, -math.inf])
+    for found, wanted in zip(fusewright.compile(run)(x), run(x)):
+        torch.testing.assert_close(found, wanted.clone(), equal_nan=True, rtol=0, atol=0)
+        assert found.nan_to_num().signbit().equal(wanted.clone().nan_to_num().signbit())
+
+
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_of_rows(name: str) -> None:
     compiled = fusewright.compile(OF_ROWS[name])

@@ -26,7 +26,7 @@ import signal
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -130,6 +130,8 @@ class World:
             "made": self.make if self.rounding is None else _disable_current_modes()(self.make),
             "backward": backward,
             "begin": self.begin,
+            "caught": caught,
+            **FUNCTIONS,
             **dtypes,
         }
 
@@ -276,6 +278,69 @@ def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         pending += [following for following, _ in node.next_functions]
+
+
+def caught(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        return type(error).__name__
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(one)
+        return one * one
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 3 * ctx.saved_tensors[0] * gradient
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(one: torch.Tensor, by: Any) -> torch.Tensor:
+        return one * by
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.by = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.by, None
+
+    @staticmethod
+    def jvp(ctx: Any, one: torch.Tensor, by: Any) -> torch.Tensor:
+        return one * ctx.by
+
+
+class Parted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor) -> Any:
+        sign = one.sign() if not one.is_complex() else one.sgn()
+        ctx.mark_non_differentiable(sign)
+        ctx.set_materialize_grads(False)
+        return one + 1, sign
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, _: Any) -> Any:
+        return gradient
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(one)
+        return one.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+FUNCTIONS = {one.__name__: one for one in (Squared, Scaled, Parted, Doubled)}
 
 
 def steps_of(world: World) -> list[str]:

@@ -92,6 +92,42 @@ F.threshold({f}, 1, 0) | torch.isin({a}, {b}) | {m} & {m} | ~{m} | {m}.sum({d}) 
 torch.eq({a}, {b}).all() | torch.logical_and({a}, {b}) | {a}.item() | {a}.tolist() | {a}.shape | {a}.stride() | {a}.numel() * 2 | {a}.dim()
 int({a}.sum()) | float({a}.max()) | {a}.is_contiguous() | len({a}) | {a}.mode()[0] | {a}.argwhere() | torch.copysign({f}, {g}) | torch.fmax({a}, {b})
 """
+# Functions of functions, PyTorch's and the program's; levels as of products.
+NESTED = """
+torch.func.vmap(lambda r: r * 2 + {s})({a}) | torch.func.vmap(lambda r: r.sum(), in_dims={d})({a}) | torch.func.vmap(torch.add)({a}, {b})
+torch.func.vmap(lambda r: r.cumsum(0), out_dims=-1)({a}) | torch.func.vmap(lambda r: torch.where(r > 0, r, {b}))({a}) | torch.func.vmap(lambda r: r[{k}])({a})
+torch.func.vmap(lambda r: r @ {b})({a}) | torch.func.vmap(lambda r, q: r * q, in_dims=({d}, None))({a}, {b}) | torch.func.vmap(torch.func.vmap(torch.neg))({a})
+torch.func.grad(lambda r: (r * r).sum())({f}) | torch.func.grad(lambda r: (r * {b}).sum())({f}) | torch.func.grad_and_value(lambda r: r.square().sum())({f})[1]
+torch.func.vmap(torch.func.grad(lambda r: (r * r).sum()))({f}) | torch.func.jvp(lambda r: r * r, ({f},), ({f},))[1] | torch.func.jvp(torch.mul, ({f}, {g}), ({g}, {f}))[1]
+torch.func.vjp(lambda r: r * {s}, {f})[1]({f})[0] | torch.func.jacrev(lambda r: r.sum(0) * 2)({f}) | torch.func.jacfwd(lambda r: r.square().sum(-1))({f})
+torch.func.hessian(lambda r: r.square().sum())({f}) | torch.func.functionalize(lambda r: r.clone().add_(1))({a}) | torch.func.grad(lambda r: torch.func.grad(lambda q: (q * q * r).sum())({f}).sum())({f})
+torch.utils.checkpoint.checkpoint(lambda r: r * r.relu(), {f}, use_reentrant=False) | torch.utils.checkpoint.checkpoint(torch.mul, {f}, {g}, use_reentrant=False)
+torch.autograd.grad(({f} * {g}).sum(), {f}, create_graph=True)[0] | torch.autograd.grad(({f} * {f}).sum(), {f})[0] | torch.autograd.grad({f}.relu(), {f}, torch.ones_like({f}), create_graph=True)[0]
+torch.autograd.grad([{f} * 2, {g} * {f}], [{f}, {g}], [torch.ones_like({f}), torch.ones_like({g} * {f})], allow_unused=True)[0] | torch.autograd.functional.vjp(lambda r: r * r, {f}, {f})[1]
+Squared.apply({f}) | Squared.apply({f}.t()) | Scaled.apply({a}, {s}) | Parted.apply({a})[0] | Parted.apply({a})[1] | Doubled.apply({a}.clone()) | Squared.apply(Scaled.apply({f}, 2))
+sum(r for r in {a}) | torch.stack([r * 2 for r in {a}]) | [r for r in {a}][-1] | torch.stack([p + q for p, q in zip({a}, {b})]) | list({a})[{k}] | torch.cat([*{a}.split(1)])
+max(({a}, {b}), key=lambda one: one.dim()) | sorted([{a}, {b}], key=torch.numel)[0] | (lambda one: one + one)({a}) | caught(lambda: {a} @ {b}) | caught(lambda: {a} + {b}) | caught(lambda: {a}.view({n}))
+torch._foreach_add([{a}, {b}], {s})[1] | torch._foreach_mul([{a}, {b}], [{b}, {a}])[0] | {a}.to_sparse().to_dense() | torch.tensor({a}.tolist()) | torch.as_tensor({a}.detach().numpy()) + 1
+torch.Tensor.add({a}, {b}) | getattr({a}, "mul")({b}) | torch.ops.aten.add({a}, {b}) | torch.ops.aten.mul.Tensor({a}, {b}) | {a}.__radd__({s}) | {a}.__getitem__({k}) | {a}.data * 2 | {a}.data[{k}]
+torch.utils._pytree.tree_map(lambda one: one + 1, [{a}, {b}])[1] | torch.nn.functional.multilabel_margin_loss({f}, {i}) | torch.vmap(lambda r: r.expand(2, *r.shape))({a}) | {a}.__deepcopy__({{}})
+torch.where({m}, {a}, {b}).sum() | torch.addmv({a}, {b}, {c}) | torch.chain_matmul({a}, {b}) | torch.trapezoid({f}) | torch.vander({a}) | torch.cumulative_trapezoid({f}) | torch.gradient({f})[0] | {a}.float().T.contiguous()
+torch.nn.functional.embedding_bag({i}.abs() % 2, {f}, mode="sum") | torch.index_reduce({f}, {d}, torch.tensor([0, {k}]), {f}.narrow({d}, 0, 2), "amax") | {a}.scatter_reduce({d}, torch.zeros_like({a}, dtype=torch.int64), {a}, "sum")
+torch.nn.functional.max_unpool1d(*F.max_pool1d({f}, 2, return_indices=True), 2) | torch.segment_reduce({f}, "sum", lengths=torch.tensor([1, {k}])) | {a}.as_strided({a}.shape, {a}.stride()) | {a}.resize(2, 2)
+"""
+OF_NESTED = """
+torch.func.vmap(lambda r: r.softmax(0))({f}) | torch.func.jacrev(torch.sin)({f}) | torch.func.grad(lambda r: r.exp().sum())({f}) | torch.func.vmap(lambda r: F.dropout(r, 0.5), randomness="different")({f})
+torch.func.jvp(torch.tanh, ({f},), ({g},))[1] | torch.func.hessian(lambda r: r.sin().sum())({f}) | torch.utils.checkpoint.checkpoint(lambda r: F.dropout(r.exp(), 0.5), {f}, use_reentrant=False)
+torch.autograd.grad({f}.exp().sum(), {f}, create_graph=True)[0] | torch.func.vmap(lambda r: F.layer_norm(r, r.shape))({f}) | torch.fft.rfft({f}).abs() | torch.fft.fft({f}).real | torch.fft.irfft({f})
+torch.linalg.det({f}) | torch.special.i0({f}) | torch.special.erfcx({f}) | torch.special.xlogy({f}, {g}) | torch.logdet({f} @ {f}.mT) | torch.sinc({f}) | torch.trapz({f}.exp()) | torch.func.vmap(torch.linalg.vector_norm)({f})
+torch.autograd.functional.hessian(lambda r: r.exp().sum(), {f}) | torch.special.log_ndtr({f}) | torch.nan_to_num({f}.log()) | torch.renorm({f}, 2, {d}, 1.0)
+"""
+FACTS = """
+{a}.is_leaf | {a}.requires_grad | {a}._version | {a}.grad_fn is None | {a}._base is None | {a}.data_ptr() == {b}.data_ptr() | {a}.storage_offset() | {a}.element_size() | {a}.dtype | {a}.layout
+{a} is {b} | hash({a}) == hash({b}) | any({a} is one for one in [{b}]) | {a}.is_contiguous(memory_format=torch.channels_last) | {a}.grad is None | {a}.output_nr | {a}.untyped_storage().nbytes() | str({a}.shape)
+type({a}).__name__ | {a}.is_inference() | {a}.retains_grad | {a}.is_complex() | {a}.ndim | {a}.nelement() | {a}.size(-1) | [*{a}.size()] | {a}.names | {a}.itemsize | {a}.is_conj() | torch.is_tensor({a}) | isinstance({a}, torch.nn.Parameter)
+torch.result_type({a}, {b}) | torch.can_cast({a}.dtype, {b}.dtype) | torch.promote_types({a}.dtype, {b}.dtype) | torch.is_grad_enabled() | {a}.shape == {b}.shape | {a}.is_set_to({b}) | {a}.device.type | f"{{{a}.shape}} {{{a}.dtype}}"
+torch.cond({a}.sum() > 0, lambda one: one + 1, lambda one: one - 1, ({a},)) | "yes" if {a}.sum() > 0 else "no" | [v for v in {a}.flatten().tolist() if v] | {a}.sum().item() + 1 | bool({m}.any()) | repr({a}) | str({a}) | {a}.detach().numpy().shape
+"""
 # What writes; its value is the tensor written to, or nothing.
 WRITES = """
 {a}.add_({b}) | {a}.mul_({s}) | {a}.copy_({b}) | {a}.zero_() | {a}.fill_({s}) | {a}.relu_() | {a}.clamp_(-1, 2) | {a}.sub_({b})
@@ -101,11 +137,17 @@ WRITES = """
 {a}.set_({b}) | torch.add({b}, {c}, out={a}) | torch.maximum({b}, {c}, out={a}) | {a}.narrow({d}, 0, 1).zero_()
 {a}.view(-1)[::2].add_({s}) | {a}.expand(2, *{a}.shape)[1].add_(1) | {a}.diagonal().add_(1) | {a}.index_put_((torch.tensor([{k}]),), {b}) | {a}.tril_()
 {a}.requires_grad_() | {a}.random_(0, 5) | {a}.normal_() | {a}.floor_() | {a}.cumsum_({d}) | {a}.swapaxes_({d}, {e}) | {a}.addcmul_({b}, {c}) | {a}.triu_()
+{a}.apply_(lambda v: v + 1) | {a}.data.mul_(2) | torch._foreach_add_([{a}], 1) | {a}.__iadd__({b}) | torch.relu_({a}) | {a}.scatter_reduce_({d}, torch.zeros_like({a}, dtype=torch.int64), {b}, "sum") | {a}.resize_(2, 2)
+Doubled.apply({a}) | {a}.index_reduce_({d}, torch.tensor([0]), {a}.narrow({d}, 0, 1).clone(), "amin") | torch.func.vmap(lambda r: r.add_(1))({a}) | torch.nn.init.ones_({a}) | torch.nn.init.constant_({a}, {s}) | {a}.squeeze_() | {a}.t_()
+{a}.masked_scatter_({m}, {b}) | {a}.put_(torch.tensor([0, {k}]), {b}.flatten()[:2]) | torch.add({b}, 1, out={a}[:1]) | torch.sum({b}, {d}, out={a}) | torch.stack([{b}, {b}], out={a}) | {a}.resize_as_({b}) | {a}.bernoulli_() | {a}.erfinv_()
 """
 STATEMENTS = """
 {a}[{k}] = {b} | {a}[..., 0] = {s} | {a}[{m}] = {s} | {a}[:1] = {b} | {a}[1:] += {s} | {a} += {b} | {a} *= {s} | {a}[{a} > 1] = {b}
 STATE.add_({s}) | STATE.copy_({a}.sum()) | KEPT.append({a}) | COUNT[0] += 1 | {a}.register_hook(lambda g: g * 2) if {a}.requires_grad else None
 {a}.retain_grad() if {a}.requires_grad else None | {a}.grad = None | {a}[torch.tensor([0, {k}])] = {b} | {a}[::2], {b} = {s}, {a} + 1 | {a}[0], {a}[-1] = {a}[-1], {a}[0]
+{a}, {b} = {b}, {a} | KEPT[:] = [{a}] | KEPT.append(lambda one={a}: one + 1) | {a}.data = {b} | {a}.grad = torch.ones_like({a}) | {a}.backward(torch.ones_like({a}), retain_graph=True) | ({a} * 2).sum().backward()
+for _ in range(2): {a} = {a} + 1 | while {a}.dim() < 3: {a} = {a}[None] | for r in {a}: r.mul_(2) | for r in {a}: STATE.add_(r.sum()) | assert {a}.dim() >= 0, "no" | print({a}.shape) | torch.utils.swap_tensors({a}, {b})
+torch.autograd.backward([{a}.sum()], inputs=[{b}]) | {a} = KEPT[-1] if KEPT and isinstance(KEPT[-1], torch.Tensor) and KEPT[-1].shape == {a}.shape else {a} | {a}.requires_grad_(False) | {a}.register_hook(lambda g: KEPT.append(g)) if {a}.requires_grad else None
 """
 
 
@@ -118,6 +160,9 @@ TABLES = [
     ("product", _rows(PRODUCTS), 3),
     ("round", _rows(ROUND), 4),
     ("jump", _rows(JUMPS), 3),
+    ("nested", _rows(NESTED), 12),
+    ("round", _rows(OF_NESTED), 4),
+    ("jump", _rows(FACTS), 4),
     ("write", _rows(WRITES), 2),
     ("statement", _rows(STATEMENTS), 1),
 ]
@@ -140,7 +185,7 @@ class Draft:
         if text is None:
             return
         level = max([self.levels[name] for name in used], default=1)
-        if kind == "product":
+        if kind in ("product", "nested"):
             level = sum(self.levels[name] for name in used) + 1
         name = f"v{len(self.lines)}"
         line = text if kind == "statement" else f"{name} = {text}"
@@ -148,8 +193,10 @@ class Draft:
             line = text
         if self.rng.random() < 0.04:
             line = self.under_a_branch(line, name, used)
-        if self.rng.random() < 0.02:
-            line = f"with torch.no_grad(): {line}"
+        if self.rng.random() < 0.04:
+            line = f"{self.rng.choice(AROUND)}: {line}"
+            if "autocast" in line:
+                level = ROUNDED
         known = set(self.world.names)
         try:
             with warnings.catch_warnings():
@@ -298,6 +345,18 @@ SETTINGS: list[tuple[dict[str, Any], int]] = [
     ({"backend": "eager"}, 2),
     ({"backend": "eager", "dynamic": True}, 1),
 ]
+AROUND = (
+    "with torch.no_grad()",
+    "with torch.no_grad()",
+    "with torch.enable_grad()",
+    "with torch.inference_mode()",
+    "with torch.autocast('cpu', torch.bfloat16)",
+    "with torch.random.fork_rng()",
+    "with torch.autograd.graph.saved_tensors_hooks(lambda one: one * 1, lambda one: one)",
+    "with torch.autograd.graph.save_on_cpu()",
+    "with torch.set_grad_enabled(STATE.dim() > 0)",
+    "with torch.device('cpu')",
+)
 MODES = ("", "", "", "", "with torch.no_grad(): ", "with torch.inference_mode(): ")
 
 

@@ -24,6 +24,7 @@ from fusewright.base.records import replace
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, Signal, SkipFrame
 from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
+from fusewright.capture.border.aliasing import written_placeholders
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
 from fusewright.capture.border.looked_up import are_written
 from fusewright.capture.border.native import Interceptor
@@ -273,8 +274,7 @@ class _Attempt:
         before = finish.visible(tracer, continuation) if recorder.custom_gradients else None
         wants_gradients = _wants_gradients(recorder, finished.outputs)
         check_data(world, wants_gradients)
-        if world.infers and (wants_gradients or not all(map(_made_by_inference, finished.outputs))):
-            raise Retry(inference=False)
+        inference = _inference(world, finished.outputs, wants_gradients)
         tracer.branches.check(finished.outputs, wants_gradients or world.tensors_compared)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
@@ -313,7 +313,7 @@ class _Attempt:
             effects=finished.effects,
             later_guards=_later_guards(recorder.env),
             shown=shown,
-            inference=world.infers,
+            inference=inference,
             level=recorder.level,
         )
 
@@ -344,12 +344,20 @@ def _asks_for_gradients(function: types.FunctionType) -> bool:
     return "grad" in names and ("autograd" in names or function.__globals__.get("grad") is torch.autograd.grad)
 
 
-def _made_by_inference(value: object) -> bool:
-    """Whether running all of the graph under inference mode gives the kind of tensor that eager gives."""
-    if not isinstance(value, TracedTensor):
+def _inference(world: World, outputs: tuple[object, ...], wants_gradients: bool) -> bool | None:
+    """The inference mode that all of the graph runs under to give the kinds of tensors that eager gives; None if it is
+    the caller's. A transform that takes gradients leaves the mode."""
+    roots = [memory_root(value) for value in outputs if isinstance(value, TracedTensor)]
+    kinds = {root.is_inference() for root in roots if not root.is_input}
+    if world.infers:
+        if wants_gradients or False in kinds:
+            raise Retry(inference=False)
         return True
-    root = memory_root(value)
-    return root.is_input or root.is_inference()
+    if False not in kinds or not torch.is_inference_mode_enabled() or world.recorder.level == "torch":
+        return None
+    if True in kinds or wants_gradients or written_placeholders(world.recorder.graph):
+        raise SkipFrame("inference-mode", "a transform leaves inference mode for a part of what is computed")
+    return False
 
 
 def _wants_gradients(recorder: Recorder, outputs: tuple[object, ...]) -> bool:

@@ -89,12 +89,12 @@ def _takes_wrapped(compiled: Callable[..., Any], wrapped: dict[Form, list[tuple[
     return run
 
 
-def under_inference_mode(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """`compiled`, to run under inference mode, which the captured frame enters by itself."""
+def under_inference_mode(compiled: Callable[..., Any], enabled: bool) -> Callable[..., Any]:
+    """`compiled`, to run under inference mode or without it, as the captured frame does by itself."""
     mode = torch._C._InferenceMode
 
     def run(*inputs: Any) -> Any:
-        with mode(True):
+        with mode(enabled), torch.no_grad():
             return compiled(*inputs)
 
     return run

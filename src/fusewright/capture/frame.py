@@ -123,7 +123,7 @@ class CapturedFrame:
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
     effects   what `finish` changes that existed before, besides tensors, as text
     repeats    calls of modules that were replayed from others alike (capture/border/memoise.py)
-    inference  the graph is to run under inference mode, which the frame enters and leaves
+    inference  the graph is to run under inference mode, or without it, which the frame enters and leaves by itself
     level      of the graph: "aten" also where the backend takes torch-level graphs and a call has no form there
     constants  real tensors met inside native code, by the target of their get_attr node
     """
@@ -144,5 +144,5 @@ class CapturedFrame:
     replayed: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
     repeats: int = 0
-    inference: bool = False
+    inference: bool | None = None
     level: Literal["aten", "torch"] = "aten"

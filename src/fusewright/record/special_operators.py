@@ -299,27 +299,41 @@ def _made_zero(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, o
     return zeros
 
 
-def _in_formula(
-    func: OpOverload,
-) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
-    """A product or quotient inside PyTorch's formulas of gradients: zeros without memory stay zeros whatever they meet,
-    and a mask keeps what is outside of it at 0."""
+def _is_zero(value: object) -> bool:
+    """Whether it is zeros without memory, or a view of them."""
+    return isinstance(value, TracedTensor) and "zeros" in memory_root(value).node.meta
 
-    def scaled(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if not recorder.lines.active or kwargs:
-            return NotImplemented
-        known = [one for one in args if isinstance(one, TracedTensor) and one.node.meta.get("zeros")]
-        if known and (len(known) == 2 or func is aten.mul.Tensor or known[0] is args[0]):
-            recorder.lines.active = False
-            try:
-                shaped = recorder.dispatch(func, args, kwargs)  # for its shape and dtype alone
-            finally:
-                recorder.lines.active = True
-            options = {"dtype": shaped.dtype, "device": shaped.device}  # type: ignore[attr-defined]
-            return _made_zero(recorder, (shaped.shape,), options)  # type: ignore[attr-defined]
+
+_OF_ZEROS: dict[OpOverload, Callable[[bool, bool], bool]] = {  # from which operands zeros without memory become such
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), operator.and_),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), operator.or_),
+    **dict.fromkeys((aten.dot.default, aten.vdot.default, aten.linalg_cross.default), operator.or_),
+    aten.div.Tensor: operator.gt,
+}
+
+
+def _met_by_zeros(func: OpOverload) -> Callable[[Recorder, tuple[Any, ...], dict[str, Any]], object]:
+    """Zeros without memory stay zeros whatever they meet, and add nothing, which PyTorch's formulas of gradients and
+    tangents rely on. In those a mask also keeps what is outside of it at 0."""
+
+    def met(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        zero = [_is_zero(one) for one in args[:2]]
+        if True in zero:
+            plain = [recorder.dispatch(aten.zeros_like.default, (one,), {}) if _is_zero(one) else one for one in args]
+            whole: Any = recorder.dispatch(func, tuple(plain), kwargs)
+            if _OF_ZEROS[func](*zero):
+                return _made_zero(recorder, (whole.shape,), {"dtype": whole.dtype, "device": whole.device})
+            kept = args[zero.index(False)] if False in zero else None
+            if func not in _SUMS or not isinstance(kept, TracedTensor):
+                return whole
+            kept = recorder.dispatch(aten.expand.default, (kept, whole.shape), {})
+            kept = recorder.dispatch(aten._to_copy.default, (kept,), {"dtype": whole.dtype})
+            factor = kwargs.get("alpha", 1) * _SUMS[func] if zero[0] else 1
+            return kept if factor == 1 else recorder.dispatch(aten.mul.Scalar, (kept, factor), {})
         mask, value = args
         if (
             func is aten.mul.Tensor
+            and recorder.lines.active
             and isinstance(mask, TracedTensor)
             and mask.dtype is torch.bool
             and mask.device.type == "cpu"
@@ -329,9 +343,10 @@ def _in_formula(
             return recorder.dispatch(aten.where.ScalarOther, (mask, value, 0), {})
         return NotImplemented
 
-    return scaled
+    return met
 
 
+_SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 _COLLECTIVES = {
     getattr(getattr(torch.ops, NAMESPACE), name).default: _wait
     for name in ("wait_tensor", "_wrap_tensor_autograd")
@@ -347,8 +362,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     **{func: _default_generator(form) for func, form in _WITH_GENERATOR},
     aten.lift_fresh.default: _lift_fresh,
     aten._efficientzerotensor.default: _made_zero,
-    aten.mul.Tensor: _in_formula(aten.mul.Tensor),
-    aten.div.Tensor: _in_formula(aten.div.Tensor),
+    **{func: _met_by_zeros(func) for func in _OF_ZEROS},
     aten.resize_.default: _resize,
     # Autograd answers it, except under inference mode, where nothing has a history.
     aten.detach_.default: lambda recorder, args, kwargs: args[0],

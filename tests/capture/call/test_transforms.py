@@ -257,3 +257,32 @@ def test_tensors_of_a_layer_do_not_leave() -> None:
     x = torch.randn(2, 3)
     equal(compiled(x), f(x))
     assert len(kept) == 2 and type(kept[0]) is type(kept[1])
+
+
+KINDS_OF_RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "grad": lambda x: torch.func.grad(lambda row: (row * row).sum())(x),
+    "value": lambda x: torch.func.grad_and_value(lambda row: (row * row).sum())(x),
+    "view of a value": lambda x: torch.func.vjp(lambda row: row.view(-1), x)[0],
+    "jvp": lambda x: torch.func.jvp(torch.sin, (x,), (x,)),
+    "hessian": lambda x: torch.func.hessian(lambda row: row.sin().sum())(x),
+    "vmap": lambda x: torch.func.vmap(lambda row: row * 2)(x),
+    "vmap of grad": lambda x: torch.func.vmap(torch.func.grad(lambda row: row * row))(x),
+    "computed from a gradient": lambda x: torch.func.grad(lambda row: (row * row).sum())(x) * 2,
+    "both kinds": lambda x: (torch.func.grad(lambda row: (row * row).sum())(x), x + 1),
+    "beside a write": lambda x: (x.add_(1), torch.func.grad(lambda row: (row * row).sum())(x)),
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", KINDS_OF_RESULTS)
+def test_what_a_transform_gives_under_inference_mode_is_of_eagers_kind(name: str, backend: str) -> None:
+    """A transform that takes gradients leaves the mode."""
+    function = KINDS_OF_RESULTS[name]
+    compiled = fusewright.compile(function, backend=backend)
+    for begins_inside in (False, True, False):
+        with torch.inference_mode(begins_inside):
+            inputs = [torch.linspace(0, 1, 5) for _ in range(2)]
+        with torch.inference_mode():
+            found, wanted = (pytree.tree_leaves(one(x)) for one, x in zip((compiled, function), inputs))
+        assert [one.is_inference() for one in found] == [one.is_inference() for one in wanted]
+        torch.testing.assert_close(found, wanted)
