@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -644,3 +645,35 @@ def test_the_gradient_of_a_product_of_no_elements(rows: int) -> None:
         found.append((first.detach(), second))
         assert first.requires_grad or (rows == 0 and run is not function)
     torch.testing.assert_close(found[1], found[0])
+
+
+OF_LISTS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
+    "product": lambda x, y, z: torch._foreach_mul([x, y], 2),
+    "sums": lambda x, y, z: torch._foreach_add([x, y], [z, x]),
+    "addcmul": lambda x, y, z: torch._foreach_addcmul([x, y], [z, z], [y, y]),
+    "product with a tensor": lambda x, y, z: torch._foreach_mul([x, y], z.sum()),
+    "chain": lambda x, y, z: torch._foreach_exp(torch._foreach_mul([x, y, z], [y, z, z])),
+    "beside others": lambda x, y, z: (*torch._foreach_exp([x, y]), x * y),
+    "goes on": lambda x, y, z: [one * 2 for one in torch._foreach_norm([x, y, z])],
+}
+
+
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_a_gradient_of_one_of_a_list_reaches_what_it_was_computed_from(name: str) -> None:
+    """The operator is one node of eager's graph, but gives no gradient to the other elements."""
+    function = OF_LISTS[name]
+    count = len(function(*[torch.ones(3)] * 3))
+    for leaves, chosen in itertools.product(itertools.product((False, True), repeat=3), range(1, 2**count)):
+        found: list[Any] = []
+        for run in (function, fusewright.compile(function)):
+            given = [torch.full((3,), 1.0 + place).requires_grad_(leaf) for place, leaf in enumerate(leaves)]
+            results = run(*given)
+            wanted = [one.sum() for place, one in enumerate(results) if chosen >> place & 1 and one.requires_grad]
+            error = ""
+            try:
+                torch.autograd.backward(wanted)
+            except RuntimeError as raised:  # PyTorch's of lists of which some elements need none
+                error = str(raised)
+            found.append(([one.requires_grad for one in results], error, [one.grad for one in given]))
+        assert found[1][:2] == found[0][:2]
+        torch.testing.assert_close(found[1][2], found[0][2])

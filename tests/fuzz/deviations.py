@@ -449,6 +449,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "gradients of gradients of a custom function that writes to an argument",
+        "They need it once more, and what it took is written to by then: it is refused.",
+        ends=lambda ours, eager: (
+            IN_GRADIENTS_OF_GRADIENTS in getattr(ours, "__notes__", ()) and "or writes to an argument" in str(ours)
+        ),
+    ),
+    Deviation(
         "a second backward of what saves nothing",
         "Eager refuses one only where an operator has saved a tensor; ours always.",
         ends=lambda ours, eager: (

@@ -25,7 +25,7 @@ MOST_GROUPS = 8
 class Group:
     """Outputs, by their places among all, and the inputs that they lead to.
 
-    exits   the outputs by the operator that made them
+    exits   the outputs by the operator that made them (by its elements, if it is one on lists)
     frees   the outputs by what they have in common that a backward frees: operators that save a tensor
     inputs  for each input its key, and the outputs that lead to it
     """
@@ -45,15 +45,18 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
     `ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an AccumulateGrad
     node's)."""
     masks: dict[Any, int] = {}
+    parts: dict[Any, dict[int, int]] = {}  # of operators on lists, for each result
     for place, output in enumerate(outputs):
-        masks[output.grad_fn] = masks.get(output.grad_fn, 0) | 1 << place
-    own = dict(masks)
+        _reach(masks, parts, output.grad_fn, output.output_nr, 1 << place)
+    own = {node: [*parts[node].values()] if node in parts else [mask] for node, mask in masks.items()}
     roots = sorted(masks, key=lambda root: int(root._sequence_nr()))
     order, reached = _graph(roots, ends)
     for node in order:
-        for following, _ in node.next_functions:
+        own_parts = parts.get(node)
+        for place, (following, number) in enumerate(node.next_functions):
             if following is not None:
-                masks[following] = masks.get(following, 0) | masks[node]
+                mask = masks[node] if own_parts is None else own_parts.get(place % len(node._input_metadata), 0)
+                _reach(masks, parts, following, number, mask)
     single = [1 << place for place in range(len(outputs))]
     groups = _joined(single, (masks[node] for node in order))
     frees = _joined(single, (masks[node] for node in order if masks[node] & masks[node] - 1 and _saves(node)))
@@ -73,7 +76,7 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
         mine.sort(key=lambda node: (not hasattr(node, "variable"), complete.get(node, -1)))
         made.append(
             Group(
-                tuple(_places(own[root]) for root in roots if own[root] & group),
+                tuple(_places(mask) for root in roots for mask in own[root] if mask & group),
                 tuple(_places(part) for part in frees if part & group),
                 tuple((reached[node], _places(masks[node] & group)) for node in mine),
             )
@@ -83,6 +86,15 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
         if any(following in leading for following, _ in node.next_functions):
             leading.add(node)
     return made, [node for node in order if node not in leading]
+
+
+def _reach(masks: dict[Any, int], parts: dict[Any, dict[int, int]], node: Any, number: int, mask: int) -> None:
+    """Adds outputs that come to a node at its result of this number. Each result of an operator on lists has gradients of
+    its own, which go to the elements of its number in each list."""
+    masks[node] = masks.get(node, 0) | mask
+    if node.name().startswith("Foreach"):
+        held = parts.setdefault(node, {})
+        held[number] = held.get(number, 0) | mask
 
 
 def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], dict[Any, int]]:

@@ -319,9 +319,16 @@ def _without_hooks(world: World, tensor: Any) -> None:
 # Hooks and flags of tensors.
 
 
+def _tensor_and_hook(args: Args, kwargs: Kwargs) -> Args:
+    given = (*args, *kwargs.values())
+    if len(given) != 2 or kwargs.keys() - {"hook"}:
+        raise GraphBreak("autograd-call", "a hook is registered with other arguments")
+    return given
+
+
 def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_hook: on a tensor made inside, the capture's backward calls the interpreter."""
-    tensor, hook = args
+    tensor, hook = _tensor_and_hook(args, kwargs)
     if tracer.world.outside(tensor) is not None:
         return _register_later(tracer, register_hook, tensor, hook)
     if not tracer.assumptions.custom_gradients:
@@ -381,7 +388,7 @@ def _remove_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_post_accumulate_grad_hook on a leaf from outside."""
-    tensor, hook = args
+    tensor, hook = _tensor_and_hook(args, kwargs)
     if tracer.world.outside(tensor) is None or not is_leaf(tensor):
         with _asking(tracer, [tensor]):
             _refuse("Tensor.register_post_accumulate_grad_hook() of a tensor made inside")
@@ -391,6 +398,8 @@ def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any
 def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.requires_grad_ on a tensor made inside, or where it changes nothing."""
     wanted = (*args, *kwargs.values(), True)[0]
+    if not isinstance(wanted, bool) or len(args) + len(kwargs) > 1:
+        raise GraphBreak("tensor-attribute", "Tensor.requires_grad_() of what is no bool")
     if tracer.world.outside(tensor) is not None:
         tracer.world.requires_grad_matters = True
         if tensors.requires_grad(tracer.world, tensor) is not bool(wanted):
@@ -430,6 +439,8 @@ _A_VIEW = torch.empty(1, device="cpu")[:]
 def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
     """Tensor.detach_: of an input with a gradient it changes the program's tensor; of a view it is an error."""
     world, detach = tracer.world, torch._C.TensorBase.detach_
+    if args or kwargs:
+        return native(detach, torch.empty(0, device="cpu"), *args, **kwargs)  # which raises
     outside = world.outside(tensor) is not None
     if torch.is_inference_mode_enabled():
         return tensor if outside else world.torch_call(detach, (tensor,), {})
@@ -557,7 +568,7 @@ def _set_anomaly(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
 
 ROWS: list[tuple[Any, Row]] = [
     (torch._C.set_anomaly_enabled, _set_anomaly),
-    (torch.detach_, lambda tracer, args, kwargs: _detach(tracer, *args, **kwargs)),
+    (torch.detach_, lambda tracer, args, kwargs: _detach(tracer, args[0], args[1:], kwargs)),
     (torch._C._autograd._push_saved_tensors_default_hooks, _see_saved),
     (torch._C._autograd._pop_saved_tensors_default_hooks, lambda tracer, args, kwargs: _close(tracer, _SeesSaved)),
     (torch._C._autograd._saved_tensors_hooks_disable, _forbid_saved),

@@ -227,9 +227,10 @@ def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwar
 
 
 _OF_MEMORY: dict[str, Any] = {"numpy": arrays.of_tensor, "data_ptr": Address, "untyped_storage": Storage}
-_TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
-    "__getattribute__": tensors.getattr_tensor,
-    "__delattr__": tensors.delattr_tensor,
+_TENSOR_PROTOCOL: dict[str, tuple[int, Callable[..., Any]]] = {  # with how many arguments
+    "__getattribute__": (1, lambda tracer, owner, args: tensors.getattr_tensor(tracer.world, owner, *args)),
+    "__delattr__": (1, lambda tracer, owner, args: tensors.delattr_tensor(tracer.world, owner, *args)),
+    "__setattr__": (2, subclasses.setattr_of),
 }
 
 
@@ -242,8 +243,6 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         return None
     if name == "as_subclass":
         return tracer.call(torch._C.TensorBase.as_subclass, (owner, *args), kwargs)
-    if name == "__setattr__":
-        return subclasses.setattr_of(tracer, owner, args)
     if name in tensors.DATA_DEPENDENT:
         value = reads.read(tracer, name, owner, args, kwargs)
         if value is not MISSING:
@@ -253,7 +252,9 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     tensors.refuse_method(name)
     protocol = _TENSOR_PROTOCOL.get(name)
     if protocol is not None:
-        return protocol(tracer.world, owner, *args)
+        if len(args) != protocol[0] or kwargs or not isinstance(args[0], str):
+            return native(tensors.method_in_c(name), owner, *args, **kwargs)  # which raises
+        return protocol[1](tracer, owner, args)
     if name == "storage_offset":
         asked(tracer.recorder, torch._C.TensorBase.storage_offset, (owner,), {})
         return tensors.storage_offset(tracer.world, owner)

@@ -46,6 +46,8 @@ def disabler_method(tracer: Tracer, name: str, owner: Any, args: Args) -> Any:
 def _default_override(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """`torch.Tensor.__torch_function__`, which `super().__torch_function__` reaches."""
     given = dict(zip(("cls", "func", "types", "args", "kwargs"), args)) | kwargs
+    if not isinstance(given.get("types"), (tuple, list, set, frozenset)):
+        raise GraphBreak("untraceable-call", "__torch_function__() without classes")
     cls, func = given["cls"], given["func"]
     if not all(kind in cls.__mro__ for kind in given["types"]):
         return NotImplemented
@@ -75,8 +77,10 @@ def accessor(fn: Any, args: Args) -> Callable[[Tracer, Any, Args], Any] | None:
 
 
 def _as_subclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    tensor, kind = args if len(args) == 2 else (args[0], kwargs["cls"])
-    return subclass.as_subclass(tracer.world, tensor, kind)
+    given = dict(zip(("self", "cls"), args)) | kwargs
+    if len(args) + len(kwargs) != 2 or "cls" not in given:
+        raise GraphBreak("tensor-construction", "as_subclass() with other arguments than a class")
+    return subclass.as_subclass(tracer.world, args[0], given["cls"])
 
 
 def _make_subclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:

@@ -103,8 +103,8 @@ def max_pool_with_indices(
     low = call.lowering
     count = 2 if "2d" in call.target._schema.name else 3
     kernel = per_dimension(kernel_size, count)
-    if math.prod(kernel) > MAX_UNROLLED:
-        raise Fallback("a large window")
+    if not 0 < math.prod(kernel) <= MAX_UNROLLED:
+        raise Fallback("a large window, or none")
     low.shared(self)
     value_type, index_type = call.type
     dtype = ex.compute_dtype(self.dtype)
@@ -201,8 +201,8 @@ def avg_pool(
     low = call.lowering
     count = int(call.target._schema.name[-2])
     kernel = per_dimension(kernel_size, count)
-    if math.prod(kernel) > MAX_UNROLLED:
-        raise Fallback("a large window")
+    if not 0 < math.prod(kernel) <= MAX_UNROLLED:
+        raise Fallback("a large window, or none")
     if not self.dtype.is_floating_point:
         raise Fallback("an average of integers")
     low.shared(self)

@@ -64,8 +64,8 @@ def give_class(world: World, traced: torch.Tensor, kind: type) -> torch.Tensor:
 
 def as_subclass(world: World, tensor: torch.Tensor, kind: type, detach: bool = False) -> torch.Tensor:
     """`tensor.as_subclass(kind)`: another tensor on the same memory, with the same history."""
-    if kind is not torch.Tensor and not is_subclass(kind):
-        raise GraphBreak("tensor-construction", f"as_subclass({kind.__qualname__})")
+    if not isinstance(kind, type) or (kind is not torch.Tensor and not is_subclass(kind)):
+        raise GraphBreak("tensor-construction", "as_subclass() of no class of tensors, or of one with its own layout")
     if not world.recorder_owns(tensor):
         raise GraphBreak("tensor-construction", f"a {type(tensor).__qualname__} as a {kind.__qualname__}")
     alias = torch.ops.aten.detach.default if detach else torch.ops.aten.alias.default

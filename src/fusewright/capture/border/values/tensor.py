@@ -480,6 +480,8 @@ _ADDRESS = frozenset(
     is_shared share_memory_ pin_memory is_set_to""".split()
 )
 
+_OF_ELEMENTS = frozenset({"apply_", "map_", "map2_"})  # call a Python function for each; a traced tensor has no memory
+
 _AUTOGRAD = frozenset(
     {
         "backward",
@@ -505,6 +507,8 @@ def refuse_method(name: str) -> None:
         raise GraphBreak(
             "data-dependent-branch" if name == "__bool__" else "data-dependent-scalar", DATA_DEPENDENT[name]
         )
+    if name in _OF_ELEMENTS:
+        raise GraphBreak("data-dependent-scalar", f"Tensor.{name}() calls a function with each element")
     if name in _ADDRESS:
         raise GraphBreak("tensor-address", f"Tensor.{name}()")
     if name in _AUTOGRAD:
