@@ -274,7 +274,15 @@ class _Builder:
         touched = (*buffers, *spills)
         self.steps.append(
             LaunchCall(
-                kernel.name, code.key, device.index or 0, touched, by_value, written, grid, sizes, code.scratch > 0,
+                kernel.name,
+                code.key,
+                device.index or 0,
+                touched,
+                by_value,
+                written,
+                grid,
+                sizes,
+                code.scratch > 0,
                 code.waits,
             )
         )

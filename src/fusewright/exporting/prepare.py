@@ -192,4 +192,3 @@ class _Own:
 
     target: Operator
     args: list[Any]
-

@@ -54,7 +54,9 @@ def call_all(name: str) -> None:
                     print(method, heard.pop().trace.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [*list(OWNERS)[:3], *(pytest.param(one, marks=pytest.mark.sweep) for one in list(OWNERS)[3:])])
+@pytest.mark.parametrize(
+    "name", [*list(OWNERS)[:3], *(pytest.param(one, marks=pytest.mark.sweep) for one in list(OWNERS)[3:])]
+)
 def test_every_one(name: str) -> None:
     text = f"from tests.capture.call.test_every_method import call_all; call_all({name!r})"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
