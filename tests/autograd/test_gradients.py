@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import fusewright
@@ -685,3 +686,52 @@ def test_a_gradient_of_one_of_a_list_reaches_what_it_was_computed_from(name: str
             found.append(([one.requires_grad for one in results], error, [one.grad for one in given]))
         assert found[1][:2] == found[0][:2]
         torch.testing.assert_close(found[1][2], found[0][2])
+
+
+def _own_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.retain_grad()
+    (x * 2).sum().backward(retain_graph=True)
+    return x.grad * 1  # type: ignore[operator]
+
+
+OF_LEAVES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "grad": lambda x, y: torch.autograd.grad((x * x * 3).sum(), [x, y], allow_unused=True),
+    "grad of another": lambda x, y: torch.autograd.grad((x * x * 3).sum(), [y], allow_unused=True),
+    "backward": lambda x, y: (x * x).sum().backward(),
+    "backward to it": lambda x, y: (x * x).sum().backward(inputs=[x]),
+    "its backward": lambda x, y: x.backward(torch.ones_like(x)),
+    "retain_grad": _own_gradient,
+    "facts": lambda x, y: (x.grad_fn is None, x.is_leaf),
+    "write": lambda x, y: x.add_(1) * 1,
+    "hook": lambda x, y: (x.register_post_accumulate_grad_hook(lambda leaf: None), x * 2)[1],
+    "detach_": lambda x, y: x.detach_() * 2,
+    "requires_grad_": lambda x, y: x.requires_grad_(False) * 2,
+}
+ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "leaf": lambda y: torch.arange(1.0, 4.0).requires_grad_(),
+    "of the other": lambda y: y * 2,
+    "of a third": lambda y: torch.arange(1.0, 4.0).requires_grad_() * 2,
+    "view": lambda y: torch.ones(2, 3).requires_grad_()[1],
+    "without": lambda y: torch.arange(1.0, 4.0),
+    "the other": lambda y: y,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("name", OF_LEAVES)
+def test_what_asks_the_engine_serves_no_leaf_and_no_other_alike(name: str) -> None:
+    """Behind a tensor that is no leaf the engine goes on, to where the capture has not seen."""
+    for order in itertools.permutations(ARGUMENTS, 2):
+        compiled = fusewright.compile(OF_LEAVES[name])
+        for kind in order:
+            found: list[Any] = []
+            for run in (OF_LEAVES[name], compiled):
+                y = torch.arange(1.0, 4.0).requires_grad_()
+                x, error, result = ARGUMENTS[kind](y), None, None
+                try:
+                    result = run(x, y)
+                except RuntimeError as raised:
+                    error = type(raised)
+                result = pytree.tree_map_only(torch.Tensor, torch.Tensor.tolist, result)
+                found.append((error, result, str(x.grad), str(y.grad), x.tolist(), x.requires_grad))
+            assert found[1] == found[0], order

@@ -255,7 +255,10 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "gradients of what `.data` has changed",
         "Eager's gradient uses the changed values of a saved tensor, which is wrong for the result that was computed.",
         lambda found, text, examine: (
-            found.kind == "number" and ".grad" in found.where and ".data" in text and "backward(KEPT.pop" in text
+            found.kind == "number"
+            and ".grad" in found.where
+            and ".data" in text
+            and ("backward(KEPT.pop" in text or ".apply_(" in text)  # which no graph holds
         ),
     ),
     Deviation(
@@ -427,6 +430,23 @@ DEVIATIONS: tuple[Deviation, ...] = (
         lambda found, text, examine: (
             found.kind == "strides" and bool(re.search(r"(select|slice|diagonal)_scatter\(", text))
         ),
+    ),
+    Deviation(
+        "strides of gradients that a hook is given",
+        "They are the tensor's where the gradient that comes in is laid out otherwise than the output.",
+        lambda found, text, examine: (
+            found.kind == "strides" and "KEPT" in found.where and "register_hook(lambda g: KEPT.append(g))" in text
+        ),
+    ),
+    Deviation(
+        "errors of a library about no elements",
+        "The Fourier transform of no rows raises where its result is used in whole; ours computes none of no elements.",
+        ends=lambda ours, eager: ours is None and "MKL FFT error" in str(eager),
+    ),
+    Deviation(
+        "gradients asked for under inference mode",
+        "Eager refuses to save a tensor for a backward that nobody can ask for; ours saves none.",
+        ends=lambda ours, eager: ours is None and "Inference tensors cannot be saved for backward" in str(eager),
     ),
     Deviation(
         "what the backward needs was written to",

@@ -118,12 +118,12 @@ OF_NESTED = """
 torch.func.vmap(lambda r: r.softmax(0))({f}) | torch.func.jacrev(torch.sin)({f}) | torch.func.grad(lambda r: r.exp().sum())({f}) | torch.func.vmap(lambda r: F.dropout(r, 0.5), randomness="different")({f})
 torch.func.jvp(torch.tanh, ({f},), ({g},))[1] | torch.func.hessian(lambda r: r.sin().sum())({f}) | torch.utils.checkpoint.checkpoint(lambda r: F.dropout(r.exp(), 0.5), {f}, use_reentrant=False)
 torch.autograd.grad({f}.exp().sum(), {f}, create_graph=True)[0] | torch.func.vmap(lambda r: F.layer_norm(r, r.shape))({f}) | torch.fft.rfft({f}).abs() | torch.fft.fft({f}).real | torch.fft.irfft({f})
-torch.linalg.det({f}) | torch.special.i0({f}) | torch.special.erfcx({f}) | torch.special.xlogy({f}, {g}) | torch.logdet({f} @ {f}.mT) | torch.sinc({f}) | torch.trapz({f}.exp()) | torch.func.vmap(torch.linalg.vector_norm)({f})
-torch.autograd.functional.hessian(lambda r: r.exp().sum(), {f}) | torch.special.log_ndtr({f}) | torch.nan_to_num({f}.log()) | torch.renorm({f}, 2, {d}, 1.0)
+torch.special.i0({f}) | torch.special.erfcx({f}) | torch.special.xlogy({f}, {g}) | torch.sinc({f}) | torch.trapz({f}.exp()) | torch.func.vmap(torch.linalg.vector_norm)({f})
+torch.autograd.functional.hessian(lambda r: r.exp().sum(), {f}.flatten()[:5]) | torch.special.log_ndtr({f}) | torch.nan_to_num({f}.log()) | torch.renorm({f}, 2, {d}, 1.0)
 """
 FACTS = """
-{a}.is_leaf | {a}.requires_grad | {a}._version | {a}.grad_fn is None | {a}._base is None | {a}.data_ptr() == {b}.data_ptr() | {a}.storage_offset() | {a}.element_size() | {a}.dtype | {a}.layout
-{a} is {b} | hash({a}) == hash({b}) | any({a} is one for one in [{b}]) | {a}.is_contiguous(memory_format=torch.channels_last) | {a}.grad is None | {a}.output_nr | {a}.untyped_storage().nbytes() | str({a}.shape)
+{a}.is_leaf | {a}.requires_grad | {a}.grad_fn is None | {a}.data_ptr() == {b}.data_ptr() | {a}.storage_offset() | {a}.element_size() | {a}.dtype | {a}.layout
+{a} is {b} | hash({a}) == hash({b}) | any({a} is one for one in [{b}]) | {a}.is_contiguous(memory_format=torch.channels_last) | {a}.grad is None | {a}.untyped_storage().nbytes() | str({a}.shape)
 type({a}).__name__ | {a}.is_inference() | {a}.retains_grad | {a}.is_complex() | {a}.ndim | {a}.nelement() | {a}.size(-1) | [*{a}.size()] | {a}.names | {a}.itemsize | {a}.is_conj() | torch.is_tensor({a}) | isinstance({a}, torch.nn.Parameter)
 torch.result_type({a}, {b}) | torch.can_cast({a}.dtype, {b}.dtype) | torch.promote_types({a}.dtype, {b}.dtype) | torch.is_grad_enabled() | {a}.shape == {b}.shape | {a}.is_set_to({b}) | {a}.device.type | f"{{{a}.shape}} {{{a}.dtype}}"
 torch.cond({a}.sum() > 0, lambda one: one + 1, lambda one: one - 1, ({a},)) | "yes" if {a}.sum() > 0 else "no" | [v for v in {a}.flatten().tolist() if v] | {a}.sum().item() + 1 | bool({m}.any()) | repr({a}) | str({a}) | {a}.detach().numpy().shape
@@ -352,7 +352,7 @@ AROUND = (
     "with torch.inference_mode()",
     "with torch.autocast('cpu', torch.bfloat16)",
     "with torch.random.fork_rng()",
-    "with torch.autograd.graph.saved_tensors_hooks(lambda one: one * 1, lambda one: one)",
+    "with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda one: one)",
     "with torch.autograd.graph.save_on_cpu()",
     "with torch.set_grad_enabled(STATE.dim() > 0)",
     "with torch.device('cpu')",

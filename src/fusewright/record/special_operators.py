@@ -300,6 +300,11 @@ def _made_zero(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, o
     return zeros
 
 
+def _make_dual(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Autograd answers it, except under inference mode, which torch.func.jvp of PyTorch before 2.12 does not leave."""
+    raise GraphBreak("inference-mode", "forward-mode derivatives under inference mode")
+
+
 def _is_zero(value: object) -> bool:
     """Whether it is zeros without memory, or a view of them."""
     node = memory_root(value).node if isinstance(value, TracedTensor) else None
@@ -364,6 +369,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     **{func: _default_generator(form) for func, form in _WITH_GENERATOR},
     aten.lift_fresh.default: _lift_fresh,
     aten._efficientzerotensor.default: _made_zero,
+    aten._make_dual.default: _make_dual,
     **{func: _met_by_zeros(func) for func in _OF_ZEROS},
     aten.resize_.default: _resize,
     # Autograd answers it, except under inference mode, where nothing has a history.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -152,9 +151,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _flat(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 @contextlib.contextmanager
@@ -186,7 +183,7 @@ def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
     for root in roots:
         if not _is_ours(root):
             _refuse(f"{what} of something that is no tensor")
-        if tracer.world.outside(root) is not None and not is_leaf(root):
+        if tracer.world.outside(root) is not None and not tensors.known_leaf(tracer.world, root):
             _refuse(f"{what} of a tensor whose graph was made outside of the compiled function")
 
 
@@ -201,7 +198,8 @@ def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         histories, outside = _histories(tracer), [one for one in inputs if tracer.world.outside(one) is not None]
         for leaf in _ends(outputs):
             # the engine would go on outside, perhaps to one of these
-            if (value := histories.get(id(leaf))) is not None and any(one is not value for one in outside):
+            value = histories.get(id(leaf), leaf)
+            if _is_ours(leaf) and any(one is not value for one in outside) and not tensors.known_leaf(tracer.world, value):
                 _refuse("torch.autograd.grad past a tensor whose graph was made outside of the compiled function")
         for value in inputs:
             _without_hooks(tracer.world, value)
@@ -229,9 +227,8 @@ def _tensor_backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
         rest = (given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False))
         return tracer.call(found, (given["self"], *rest), {"inputs": given.get("inputs")})  # type: ignore[no-any-return]
     given = dict(zip(("tensors", "grad_tensors", "retain_graph", "create_graph", "inputs"), args))
-    _run_backward(
-        tracer, given | {("grad_tensors" if name == "gradient" else name): value for name, value in kwargs.items()}
-    )
+    given |= {("grad_tensors" if name == "gradient" else name): value for name, value in kwargs.items()}
+    _run_backward(tracer, given)
 
 
 def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
@@ -246,7 +243,7 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
         leaves: list[Any] = list(_leaves(tracer, roots))
         if wanted and not all(map(_is_ours, wanted)):
             _refuse("backward() towards graph edges")
-        if not all(map(is_leaf, wanted)):
+        if not all(tensors.known_leaf(world, one) for one in wanted):
             _refuse("backward() towards a tensor that is no leaf")
         for leaf in wanted or leaves:
             _without_hooks(world, leaf)
@@ -297,6 +294,7 @@ def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
             _refuse("backward() through a tensor whose graph was made outside of the compiled function")
         if not _is_ours(leaf):
             _refuse("backward() into a tensor that the capture does not know")
+        tensors.known_leaf(tracer.world, leaf)
         yield leaf
 
 
@@ -320,10 +318,9 @@ def _without_hooks(world: World, tensor: Any) -> None:
 
 
 def _tensor_and_hook(args: Args, kwargs: Kwargs) -> Args:
-    given = (*args, *kwargs.values())
-    if len(given) != 2 or kwargs.keys() - {"hook"}:
-        raise GraphBreak("autograd-call", "a hook is registered with other arguments")
-    return given
+    if len(args) + len(kwargs) != 2 or kwargs.keys() - {"hook"}:
+        _refuse("a hook is registered with other arguments")
+    return (*args, *kwargs.values())
 
 
 def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -420,7 +417,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     if not tensors.requires_grad(world, tensor):
         return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
     if world.outside(tensor) is not None:
-        if not tensors.guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
+        if not tensors.known_leaf(world, tensor):
             world.effects.hooked[id(tensor)] = tensor, version_of(tensor)
             world.effects.defer(keep_gradient, (tensor,), {}, changes="the hooks of a tensor")
         return None

@@ -39,7 +39,7 @@ from fusewright.capture.guards.sources import (
 from fusewright.capture.guards.torch_state import TENSOR_METHODS
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES, STRIDE
 from fusewright.record.torch_level import set_data
-from fusewright.record.traced_tensor import version_of
+from fusewright.record.traced_tensor import is_leaf, version_of
 from fusewright.sizes.expressions import Dim, Relation, symbol, total
 from fusewright.sizes.strides import free_strides, tight_strides
 from fusewright.sizes.symint import dim_of
@@ -329,12 +329,19 @@ def _data(world: World, tensor: torch.Tensor) -> object:
     return world.torch_call(torch._C.TensorBase.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
 
 
+def known_leaf(world: World, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one; the same capture serves another from outside only if that is one, too."""
+    if world.outside(tensor) is None:
+        return is_leaf(tensor)
+    return guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf"))
+
+
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
     """None for a tensor without a history; the history of an input is nothing that a graph holds."""
     world.requires_grad_matters = True
     if world.outside(tensor) is None:
         return gradient_node(world, tensor)
-    if tensor.requires_grad and not guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
+    if tensor.requires_grad and not known_leaf(world, tensor):
         raise GraphBreak("tensor-address", "Tensor.grad_fn asks for its autograd node")
     return None
 
