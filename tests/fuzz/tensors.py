@@ -139,7 +139,7 @@ WRITES = """
 {a}.requires_grad_() | {a}.random_(0, 5) | {a}.normal_() | {a}.floor_() | {a}.cumsum_({d}) | {a}.swapaxes_({d}, {e}) | {a}.addcmul_({b}, {c}) | {a}.triu_()
 {a}.apply_(lambda v: v + 1) | {a}.data.mul_(2) | torch._foreach_add_([{a}], 1) | {a}.__iadd__({b}) | torch.relu_({a}) | {a}.scatter_reduce_({d}, torch.zeros_like({a}, dtype=torch.int64), {b}, "sum")
 Doubled.apply({a}) | {a}.index_reduce_({d}, torch.tensor([0]), {a}.narrow({d}, 0, 1).clone(), "amin") | torch.func.vmap(lambda r: r.add_(1))({a}) | torch.nn.init.ones_({a}) | torch.nn.init.constant_({a}, {s}) | {a}.squeeze_() | {a}.t_()
-{a}.masked_scatter_({m}, {b}) | {a}.put_(torch.tensor([0, {k}]), {b}.flatten()[:2]) | torch.add({b}, 1, out={a}[:1]) | torch.sum({b}, {d}, out={a}) | torch.stack([{b}, {b}], out={a}) | {a}.bernoulli_() | {a}.erfinv_()
+{a}.masked_scatter_({m}.clone(), {b}.clone()) | {a}.put_(torch.tensor([0, {k}]), {b}.flatten()[:2]) | torch.add({b}, 1, out={a}[:1]) | torch.sum({b}, {d}, out={a}) | torch.stack([{b}, {b}], out={a}) | {a}.bernoulli_() | {a}.erfinv_()
 """
 STATEMENTS = """
 {a}[{k}] = {b} | {a}[..., 0] = {s} | {a}[{m}] = {s} | {a}[:1] = {b} | {a}[1:] += {s} | {a} += {b} | {a} *= {s} | {a}[{a} > 1] = {b}

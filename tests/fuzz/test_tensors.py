@@ -39,7 +39,7 @@ def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(registry._ROWS, flip, wrong)
     seeds = (seed for seed in range(400) if ".flip(" in tensors.program(seed))
     text, like = next((text, one.like) for text in map(tensors.program, seeds) if (one := session.examine(text)))
-    small = run.shrunk(text, like, seconds=20)
+    small = run.shrunk(text, like, seconds=60)
     assert len(small.splitlines()) <= 8
     assert ".flip(" in small
 
