@@ -431,6 +431,8 @@ class _Functionaliser:
             if step.op in (aten.view.default, aten._reshape_alias.default):
                 dense = self.build.call(aten.clone.default, base, memory_format=torch.contiguous_format)
                 return self.build.call(aten.view.default, dense, step.args[0])
+            if facts(step.op).recasts:  # to larger elements it asks for strides that are multiples
+                base = self.build.call(aten.clone.default, base, memory_format=torch.contiguous_format)
             return step.apply(self.build, base)
         finally:
             self.build.location = here
