@@ -15,12 +15,11 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import has_no_dict
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import attributes_changed
 from fusewright.capture.border.values import cls as classes, function as functions

@@ -17,10 +17,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import aliasing
@@ -504,7 +504,7 @@ class Code:
             self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
         elif is_traced_subclass(value):
             bound = self.bind(kind.__name__, kind)
-            text = self.start(value, f"{self.bind('as_subclass', torch.Tensor.as_subclass)}({text}, {bound})")
+            text = self.start(value, f"{self.bind('as_subclass', methods.as_subclass)}({text}, {bound})")
         if kind is not torch.Tensor:
             pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())
             if pairs:

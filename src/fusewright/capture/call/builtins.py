@@ -23,9 +23,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import formatting, protocols
@@ -257,7 +256,7 @@ def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world, obj = tracer.world, args[0]
     if isinstance(obj, torch.Tensor):
-        return iter(drain(world, world.torch_call(torch.Tensor.flip, (obj, 0), {})))
+        return iter(drain(world, tracer.call(world.getattr(obj, "flip"), (0,))))
     method = classes.python_method(world, type(obj), "__reversed__") if type(obj) not in PLAIN else None
     if method is not None:
         return tracer.call(method, (obj,))
@@ -518,7 +517,7 @@ ROWS: list[tuple[Any, Row]] = [
     (type, lambda tracer, args, kwargs: call_classes.construct(tracer, type, args, kwargs)), (getattr, _getattr),
     (hasattr, _hasattr), (setattr, _setattr),
     (delattr, _delattr), (vars, _vars), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
-    (torch.Tensor.__hash__, _id), (iter, _iter),
+    (methods.__hash__, _id), (iter, _iter),
     (next, _next),
     (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (functools.reduce, _reduce),
     (reversed, _reversed), *ITERABLE_ROWS,
