@@ -33,7 +33,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import PLAIN, SCALARS, TRANSPARENT, for_native
 from fusewright.capture.border.protocols import BINARY, COMPARE
 from fusewright.capture.border.sequence_iterator import ReversedSequence
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import cls as classes, list as lists
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole
@@ -188,6 +188,8 @@ def _as_known_by(world: World, key: Any, made: list[Any]) -> Any:
 
 def _len(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world, obj = tracer.world, args[0]
+    if id(obj) in world.unread:
+        return lists.length(world, obj)
     if type(obj) in PLAIN:
         return native(len, obj)
     if isinstance(obj, torch.Tensor):
