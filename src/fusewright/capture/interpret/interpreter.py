@@ -259,6 +259,7 @@ class Tracer:
         resumes = origin_of(code).info is not info
         appends = not APPEND.isdisjoint(code.co_names)
         arguments: list[Any] = []
+        real: Any
         for slot, real in enumerate(self.locals):
             load: Callable[[object, int, str], object] = (
                 Pending if resumes or (type(real) in _LISTS and (appends or len(real) > LONG)) else load_argument

@@ -120,8 +120,9 @@ def read_list(world: World, unread: Shadow) -> None:
 def length(world: World, obj: Any) -> int:
     """Of a list that was not read, behind which the stand-in holds what was appended."""
     unread = world.unread[id(obj)]
-    world.guard("LENGTH", unread.source, len(unread.real))
-    return len(unread.real) + len(obj)
+    real: Any = unread.real
+    world.guard("LENGTH", unread.source, len(real))
+    return len(real) + len(obj)
 
 
 def element(world: World, obj: Any, key: Any) -> Any:
