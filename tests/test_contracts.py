@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import subprocess
 import sys
 import tomllib
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils._device import _device_constructors
 
 import fusewright
@@ -91,6 +94,26 @@ def test_every_tensor_is_made_on_a_device_that_is_named(path: Path) -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKE_TENSORS:
             if not any(keyword.arg in ("device", None) for keyword in node.keywords):
                 found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    assert not found
+
+
+# They name functions of PyTorch's in programs and texts, or ask what stands under a name now.
+LOOK_UP = ("tools/", "base/", "graph/bound_names.py", "codegen/triton/library.py", "backends/onnx_export.py", "exporting/onnx_programs.py")  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if not relative(path).startswith(LOOK_UP)], ids=relative)
+def test_pytorchs_functions_are_those_of_the_import(path: Path) -> None:
+    """A program may put others under their names: what we do ourselves does not call them (base/pytorch.py)."""
+    tree = ast.parse(path.read_text())
+    if not any(name == "torch" or name.startswith("torch.nn.functional") for name in imports(tree)):
+        return
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (name := ast.unparse(node)).startswith("torch."):
+            value = functools.reduce(lambda place, part: getattr(place, part, None), name.split(".")[1:], torch)
+            if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
+                if not name.startswith(("torch._C.", "torch.ops.", "torch.utils.", "torch.fx.", "torch.SymInt.")):
+                    found.append(f"line {node.lineno}: {name} of `import torch`")
     assert not found
 
 

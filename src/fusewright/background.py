@@ -15,8 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.capture.guards.types import GlobalState
 

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch.utils import _pytree
 
 from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base import marks
 from fusewright.base.errors import OptionError
+from fusewright.base.pytorch import methods, torch
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
 
@@ -188,7 +188,7 @@ def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _pytree.tree_map_only(torch.Tensor, torch.Tensor.numpy, (args, kwargs))
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, methods.numpy, (args, kwargs))
         return _pytree.tree_map_only((np.ndarray, np.generic), torch.as_tensor, fn(*args, **kwargs))
 
     return run

@@ -17,12 +17,12 @@ import weakref
 from typing import Any
 
 import numpy as np
-import torch
-import torch.utils.checkpoint
+from torch.utils import checkpoint
 
 from fusewright import _native
 from fusewright.base import marks
 from fusewright.base.events import STREAM, InternalError
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import Signal, raised_by_handler
 from fusewright.capture.guards import build_program
 from fusewright.operators import higher_order
@@ -61,7 +61,7 @@ TRITON = f"{SITE_PACKAGES}triton{os.sep}"
 
 # torch.utils.checkpoint runs the user's functions again in the backward, where no frame is compiled, and they must save
 # the same tensors both times; so nothing is compiled below it the first time either.
-CHECKPOINT_FILE = torch.utils.checkpoint.__file__
+CHECKPOINT_FILE = checkpoint.__file__
 
 
 def policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:

@@ -13,13 +13,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.nn.modules import module as module_hooks
 
 from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base import own_methods
 from fusewright.base.errors import warn
+from fusewright.base.pytorch import torch
 
 Wrap = Callable[[types.FunctionType], Callable[..., Any]]
 

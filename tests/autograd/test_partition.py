@@ -224,6 +224,48 @@ def test_an_input_that_changes_is_saved_as_it_was(layout: str, dynamic: bool | N
     torch.testing.assert_close(total, before + 1)
 
 
+BY_STRIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "complex": lambda x: torch.view_as_complex(x[..., :2]).imag,
+    "complex columns": lambda x: torch.view_as_complex(x.transpose(0, 1)[..., :2]).abs(),
+    "larger elements": lambda x: x[..., :2].view(torch.float64).nan_to_num(0, 0, 0),
+    "smaller elements": lambda x: x.view(torch.int16).sin(),
+    "windows": lambda x: x.as_strided((4, 16), (0, 1)),
+    "windows of a part": lambda x: x[1:].as_strided((5, 4, 4), (2, 0, 1)),
+    "alias": lambda x: torch.ops.aten._reshape_alias(x, x.shape, x.stride()).sin(),
+}
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("base", [torch.Size([4, 5, 8]), torch.Size([4, 5, 4])])
+@pytest.mark.parametrize("name", BY_STRIDES)
+def test_views_that_ask_for_strides_suit_the_copy_of_what_is_written(
+    name: str, base: torch.Size, dynamic: bool | None, budget: float
+) -> None:
+    """The new value of an input with gaps has none, and neither has the copy of the old one that is saved."""
+    view = BY_STRIDES[name]
+    start, w = torch.randn(base), torch.tensor(1.5, requires_grad=True)
+
+    def before(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return w * (view(x) * 2)
+
+    def after(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = w * (view(x) * 2)
+        x.add_(1)
+        return y
+
+    options = {"activation_memory_budget": budget}
+    for step in (before, after):
+        found = []
+        for run in (step, fusewright.compile(step, dynamic=dynamic, options=options)):
+            x, w.grad = start.clone()[:, :, : 3 if base[2] == 8 else 4], None
+            y = run(x, w)
+            y.sum().backward()
+            found.append((y.detach(), w.grad, x))
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_an_input_that_is_updated_is_no_part_of_a_cycle() -> None:
     compiled = fusewright.compile(lambda n: n.mul_(3), fullgraph=True)
     a = torch.randn(8, requires_grad=True)

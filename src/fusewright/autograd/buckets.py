@@ -14,11 +14,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-import torch.fx
-
 from fusewright.autograd.recompute import elements
 from fusewright.base.errors import RuntimeFallback
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.graph.nodes import ancestors
 from fusewright.sizes.expressions import Expr

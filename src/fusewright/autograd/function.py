@@ -13,8 +13,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from fusewright import _native
 from fusewright.autograd import buckets, visits
 from fusewright.autograd.halves import (
@@ -35,6 +33,7 @@ from fusewright.autograd.halves import (
 )
 from fusewright.autograd.rebuild import rebuilder
 from fusewright.base.errors import RuntimeFallback
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.capture.frame import Backward
 from fusewright.graph.generators import states_of

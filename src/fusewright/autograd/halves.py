@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Protocol
 
-import torch
-
 from fusewright.autograd import buckets
 from fusewright.base.errors import RuntimeFallback
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.graph.generators import Drawn, states_of
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 
 from fusewright.autograd.joint import JointGraph, Split, backward_nodes, output_node, results_of, written_inputs
 from fusewright.autograd.max_flow import INFINITE, Network
@@ -27,6 +28,7 @@ from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.passes.clean.escape import shares_memory
 from fusewright.operators.derive import derive
 from fusewright.operators.rules.common import Undecided, is_dense
+from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType, symbols_in
@@ -86,7 +88,7 @@ class _Cut:
         self.forward = [node for node in joint.graph.nodes if node in needed and node not in backward]
         self.written = written_inputs(joint.graph)
         self.backward = backward
-        possible = [node for node in self.forward if can_recompute(node)]
+        possible = [node for node in self.forward if can_recompute(node) and not _suits_no_copy(node, self.written)]
         cheap = {node for node in possible if is_cheap(node) or node.meta.get("recompute")}
         self.cheap = frozenset(node for node in cheap if not _compares_with_its_own(node, cheap))
         self.costly = [node for node in possible if node not in cheap]
@@ -167,6 +169,16 @@ def _viewed(node: Node) -> Node:
 def _changes(node: Node, written: set[Node]) -> bool:
     """Whether `node` is an input that changes before the backward runs, or shows a part of one."""
     return _shown(node) in written
+
+
+_BY_STRIDES = frozenset({aten.as_strided.default, aten._reshape_alias.default})
+
+
+def _suits_no_copy(node: Node, written: set[Node]) -> bool:
+    """Whether `node` asks for eager's strides of what is saved as a copy, which is denser."""
+    op = node.target
+    asks = isinstance(op, OpOverload) and (op in _BY_STRIDES or facts(op).recasts)
+    return asks and (_changes(node, written) or _may_have_gaps(node))
 
 
 def _may_have_gaps(node: Node) -> bool:

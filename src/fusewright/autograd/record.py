@@ -10,13 +10,14 @@ runs eagerly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
 from fusewright.autograd.reach import apart, readable
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.aliasing import written_arguments
@@ -101,7 +102,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
     freed = False
     # its check for NaN would read traced gradients; the engine checks the real ones
-    with torch.autograd.set_detect_anomaly(False):
+    with _no_anomaly():
         for index, group in enumerate(groups, 1):
             roots, given = [wanted[place][1] for place in group.places], [tangents[place] for place in group.places]
             begins = next(iter(reversed(recorder.graph.nodes)), None)
@@ -152,6 +153,17 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         freed=freed,
     )
     return backward, (*results.values, *(gradient for _, _, gradient in defined)), ""
+
+
+@contextmanager
+def _no_anomaly() -> Iterator[None]:
+    """PyTorch's own context looks up by name what it calls."""
+    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(*before)
 
 
 def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]:

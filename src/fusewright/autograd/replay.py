@@ -14,11 +14,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-import torch.fx
-
 from fusewright.autograd.halves import CHANGED
 from fusewright.autograd.joint import output_node
+from fusewright.base.pytorch import torch
 from fusewright.capture.border.aliasing import written_arguments
 from fusewright.graph.nodes import leaves
 from fusewright.graph.passes.clean.functionalise import functionalise

@@ -16,9 +16,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
-
 from fusewright.autograd.halves import FREED, Call, Group, Halves, Reach, gradients, remember
+from fusewright.base.pytorch import torch
 
 
 def anchor(device: torch.device | None = None) -> torch.Tensor:

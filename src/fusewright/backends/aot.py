@@ -12,15 +12,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.fx
-
 from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import split
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile, as_tuple, below_autograd
 from fusewright.backends.repeat import repeatable
 from fusewright.base.errors import BackendError, OptionError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-import torch.fx
-
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile
 from fusewright.base.events import Hint
+from fusewright.base.pytorch import torch
 from fusewright.graph import passes
 from fusewright.operators.schema import facts
 

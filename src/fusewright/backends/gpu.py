@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
 from fusewright.codegen.triton.module import NO_TILES, Tiles

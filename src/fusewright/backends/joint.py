@@ -12,9 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.fx
-
 from fusewright import _native
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import differentiable
@@ -32,6 +29,7 @@ from fusewright.autograd.reach import nested, taken
 from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile, below_autograd
 from fusewright.base.events import FellBack, StageDone
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.capture.border.looked_up import as_read
 from fusewright.capture.frame import Backward

@@ -12,13 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.fx
 from torch.fx import map_arg
 
 from fusewright.backends.onnx_export import PACKAGES, onnx_program
 from fusewright.backends.registry import from_callable, required
 from fusewright.base.errors import BackendError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType

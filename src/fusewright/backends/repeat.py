@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.errors import RuntimeFallback
+from fusewright.base.pytorch import torch
 from fusewright.capture.border.values import context
 from fusewright.graph.collectives import is_collective
 from fusewright.graph.generators import CPU, Drawn, drawing_devices, states_of

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from fusewright import _native
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, Signal, SkipFrame
 from fusewright.capture import batch_of_one as ones

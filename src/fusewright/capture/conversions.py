@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.capture.border.values.nested import outside_values
 from fusewright.capture.guards.sources import (
     ArrayTensor,
@@ -52,7 +52,7 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
         return compiled
     cpu, float64, tensor = torch.device("cpu"), torch.float64, torch.tensor
     array, from_numpy, generator = np.ndarray, torch.from_numpy, torch.Generator
-    plain, as_subclass = torch.Tensor, torch.Tensor.as_subclass
+    plain, as_subclass = torch.Tensor, methods.as_subclass
 
     def run(*inputs: Any) -> Any:
         given = list(inputs)

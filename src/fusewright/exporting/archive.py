@@ -21,10 +21,9 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fusewright import _native
 from fusewright.base.errors import ExportError, ProgramFileError
+from fusewright.base.pytorch import torch
 from fusewright.exporting.program import FIELDS, RELATIONS, SIZE_OPERATORS, ExportedProgram, Signature
 from fusewright.exporting.spec import from_container
 from fusewright.exporting.subclasses import is_record

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.utils import _pytree as pytree
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards import Guard, TensorGuard
 from fusewright.capture.guards.sources import Constant, FunctionSource, Item, Source, TensorSize, TensorStride

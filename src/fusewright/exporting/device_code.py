@@ -12,10 +12,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from fusewright import _native
 from fusewright.base.errors import ExportError, ProgramFileError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.codegen.call_plan_types import CallPlan, LaunchCall
 from fusewright.codegen.device_kernel import DeviceKernel

@@ -11,10 +11,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-import torch.fx
-
 from fusewright.base.errors import ExportError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.exporting.text import call_text, line_text
 from fusewright.sizes.expressions import Dim, Expr, to_tuples

@@ -14,15 +14,13 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-import torch.fx
-
 from fusewright.backends.native import as_data
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base import options as option_tables
 from fusewright.base.errors import CannotFunctionalise, ExportError, OptionError, describe_break, near_misses
 from fusewright.base.events import STREAM
 from fusewright.base.options import TARGETS
+from fusewright.base.pytorch import torch
 from fusewright.base.rewrites import Rewrites
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.attempt import capture_frame

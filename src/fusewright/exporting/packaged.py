@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem, itemgetter
 from typing import Any, Literal
 
-import torch
 from torch.utils import _pytree as pytree
 
 from fusewright import _native
 from fusewright.base.errors import ExportError, ProgramFileError, ProgramInputError, RuntimeFallback
 from fusewright.base.options import TARGETS
+from fusewright.base.pytorch import torch
 from fusewright.capture.guards import build_program
 from fusewright.capture.guards.sources import Item, Local
 from fusewright.exporting import device_code

@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-import torch.fx
 from torch.utils import _pytree as pytree
 
 from fusewright.base import marks
 from fusewright.base.errors import ProgramInputError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.exporting.text import program_text
 

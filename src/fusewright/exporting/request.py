@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch.utils import _pytree as pytree
 
 from fusewright.base import marks
 from fusewright.base.errors import ExportError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.exporting.dims import Declared, Dim, Hint, bound_arguments, declared
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
-import torch.fx
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError
+from fusewright.base.pytorch import torch
 from fusewright.capture.frame import CapturedFrame
 from fusewright.exporting.spec import opened
 

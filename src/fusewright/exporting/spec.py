@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError, ProgramFileError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 
 _DEEPEST = 64

@@ -11,12 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
-from torch.nn import functional
 
 from fusewright.base.errors import ExportError
+from fusewright.base.pytorch import functional, torch
 from fusewright.codegen.call_plan_types import CCall, Guarded, KernelCall, KernelGroup, PythonCall, SlotStep
 from fusewright.codegen.llvm import target_of
 from fusewright.codegen.llvm.emit.target import Target

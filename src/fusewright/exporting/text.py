@@ -22,12 +22,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.errors import ExportError, ProgramFileError
 from fusewright.base.location import users_line
+from fusewright.base.pytorch import torch
 from fusewright.graph.nodes import written
 from fusewright.graph.printer import type_text
 from fusewright.runtime.artifact import is_registered

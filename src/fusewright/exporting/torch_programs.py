@@ -12,11 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-import torch.fx
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError
+from fusewright.base.pytorch import torch
 from fusewright.exporting.dims import Dim, Hint
 from fusewright.exporting.program import (
     ExportedProgram,

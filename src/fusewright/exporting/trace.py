@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-import torch
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import CannotFunctionalise, ExportError, GraphBreakError, describe_break
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.settings import CaptureOptions

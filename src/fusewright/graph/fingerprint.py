@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from fusewright.base.pytorch import bytes_of
 from fusewright.base.records import dataclass
 from fusewright.graph.builder import env_of
 from fusewright.graph.nodes import written
@@ -133,8 +134,7 @@ def tensor_text(tensor: torch.Tensor) -> str:
     )
     if not plain or tensor.nbytes > LARGEST_CONSTANT or tensor.is_conj() or tensor.is_neg():
         raise NoFingerprint("a constant tensor")
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    digest = hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(bytes_of(tensor)).hexdigest()
     return f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.requires_grad}{digest}"
 
 

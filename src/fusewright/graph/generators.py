@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.fx
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.operators import host_draws
 from fusewright.sizes.tensor_type import TensorType

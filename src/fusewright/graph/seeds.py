@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.fx
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.graph.generators import devices_of
 from fusewright.sizes.tensor_type import TensorType

@@ -20,8 +20,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.loops import ir
 from fusewright.loops.printer import DTYPE_NAMES, IMPLIED, INFIX, MODES, RENAMED, implied_dtype
 from fusewright.sizes import expressions as sizes

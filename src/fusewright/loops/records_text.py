@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import fields
 from fusewright.loops import ir
 from fusewright.loops.parser import FLOAT, NAME, Parser

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.base.signals import memory_was_short, raised_by_handler
 from fusewright.operators.schema import functional_form

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.sizes.tensor_type import TensorType
 
 _LIBRARY = torch.library.Library("fusewright", "FRAGMENT")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 
 _LIBRARY = torch.library.Library("fusewright", "FRAGMENT")

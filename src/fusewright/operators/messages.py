@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+from fusewright.base.pytorch import torch
 
 NAMESPACE = "fusewright_c10d"
 

@@ -16,10 +16,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.rules.common import Undecided, asking
 from fusewright.operators.rules.cpu import correction_of

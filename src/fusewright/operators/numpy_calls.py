@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import dataclass
 from fusewright.sizes.tensor_type import TensorType
 
@@ -145,7 +145,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 def _kernel(name: str, arguments: str, results: str, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     made: list[torch.Tensor] = []
-    found = _parts(_called(name, arguments, [one.detach().numpy() for one in arrays]))
+    found = _parts(_called(name, arguments, [methods.numpy(torch.detach(one)) for one in arrays]))
     for part, about in zip(found, parsed(results), strict=True):
         own = np.array(part)  # a copy, in the same order
         if _layout(own) != about:

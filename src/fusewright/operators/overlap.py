@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import torch
-import torch.fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.operators.schema import argument, facts, list_of_views
 from fusewright.sizes.expressions import Dim, Expr, known_le

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from fusewright.base.pytorch import torch
 
 MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 7
 WORD = 0xFFFFFFFF

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from fusewright.base.errors import BackendError
+from fusewright.base.pytorch import torch
 
 _LIBRARY = torch.library.Library("fusewright", "FRAGMENT")
 _LIBRARY.define("shard_enter(Tensor x, str[] axes, int[] parts, str[] others, int copies) -> Tensor")

@@ -12,9 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-import torch.fx
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.sizes.tensor_type import TensorType
 

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.sizes.expressions import Dim
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 
 Parts = Sequence[torch.Tensor]

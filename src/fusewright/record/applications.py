@@ -11,9 +11,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch.fx
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.graph.nodes import leaves
 from fusewright.record.traced_tensor import TracedTensor

@@ -13,12 +13,11 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-import torch.fx
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.graph.collectives import is_collective
 from fusewright.operators.known_sizes import OF_SIZE
 from fusewright.operators.numpy_calls import NUMPY_CALL
@@ -176,7 +175,7 @@ class CallValues:
         return node.target(*args, **kwargs)  # type: ignore[operator, misc]
 
     def _input(self, real: torch.Tensor) -> torch.Tensor:
-        real = real.detach()
+        real = torch.detach(real)
         storage = real.untyped_storage()
         if storage._cdata not in self._written:
             return real

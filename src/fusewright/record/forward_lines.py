@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import bisect
 
-import torch
-
 from fusewright.base.location import Location
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
 
-import torch.fx
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from fusewright._native import isinstance
 from fusewright.base.location import Location
 from fusewright.base.own_methods import operators_replaced
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
 from fusewright.graph.builder import is_dense

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.operators.schema import argument
 from fusewright.sizes.symfloat import FloatNode, node_of
 

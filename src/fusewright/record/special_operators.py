@@ -9,12 +9,12 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._ops import OpOverload
 from torch.torch_version import TorchVersion
 from torch.utils import deterministic
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.builder import is_dense
@@ -413,7 +413,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
 # Before PyTorch 2.13 products in C++ fix the sizes of what they flatten (seen in 2.11: a linear layer without bias over
 # three dimensions).
 _PRODUCTS_IN_C = (
-    (torch._C._nn.linear, torch.matmul, torch.Tensor.matmul) if TorchVersion(torch.__version__) >= "2.13" else ()
+    (torch._C._nn.linear, torch.matmul, methods.matmul) if TorchVersion(torch.__version__) >= "2.13" else ()
 )
 
 # What PyTorch's Python versions write as up to thirty operators, or otherwise than eager does (dropout of nothing gives
@@ -425,7 +425,7 @@ _SYMBOLIC_IN_C: frozenset[object] = frozenset({
     torch.nn.functional.dropout, torch.dropout, torch.dropout_, torch.native_batch_norm,
     torch.nn.functional.multi_margin_loss, torch._C._nn.multi_margin_loss, aten.multi_margin_loss.default,
     torch.nn.functional.multilabel_margin_loss, torch._C._nn.multilabel_margin_loss,
-    aten.multilabel_margin_loss_forward.default, torch.hardshrink, torch.Tensor.hardshrink, torch._C._nn.softshrink,
+    aten.multilabel_margin_loss_forward.default, torch.hardshrink, methods.hardshrink, torch._C._nn.softshrink,
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
     aten._upsample_nearest_exact3d.default,

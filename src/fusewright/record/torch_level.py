@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
-import torch
-import torch.fx
 from torch.fx.node import map_aggregate
 
 from fusewright._native import isinstance
 from fusewright.base.location import Location
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.nodes import add_node
 from fusewright.operators.data_dependent import GIVES

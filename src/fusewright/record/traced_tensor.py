@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import Dim, Relation
@@ -135,7 +134,7 @@ def make_traced(
         shape = tuple(size_of(d, env) for d in shape)  # type: ignore[misc]
         stride = tuple(size_of(d, env) for d in stride)  # type: ignore[misc]
         offset = size_of(offset, env)  # type: ignore[assignment]
-    traced = torch.Tensor._make_wrapper_subclass(
+    traced = methods._make_wrapper_subclass(
         TracedTensor,
         shape,  # type: ignore[arg-type]
         strides=stride,  # type: ignore[arg-type]

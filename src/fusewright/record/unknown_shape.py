@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.signals import Retry
 from fusewright.graph.nodes import leaves
 from fusewright.operators.data_dependent import OF_UNKNOWN_SHAPE
@@ -58,7 +57,7 @@ _ANSWERED = frozenset(
         "is_sparse", "is_quantized",
         "grad", "is_nested", "is_meta", "is_mkldnn", "is_sparse_csr", "is_xpu", "is_mps", "output_nr", "name",
     )
-) | {torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.is_inference}  # fmt: skip
+) | {methods.is_floating_point, methods.is_complex, methods.is_inference}  # fmt: skip
 
 
 class UnknownShape(TracedTensor):
@@ -76,7 +75,7 @@ class UnknownShape(TracedTensor):
 
 def make_unknown(recorder: Recorder, node: torch.fx.Node, type_: TensorType, source: OpOverload) -> UnknownShape:
     """The traced tensor for `node`; its own sizes are never seen."""
-    traced = torch.Tensor._make_wrapper_subclass(UnknownShape, (2,), dtype=type_.dtype, device=type_.device)
+    traced = methods._make_wrapper_subclass(UnknownShape, (2,), dtype=type_.dtype, device=type_.device)
     prepare(traced, recorder, node, type_)
     traced.source = source
     return traced

@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import torch
-
+from fusewright.base.pytorch import bytes_of, torch
 from fusewright.base.records import dataclass, fields
 from fusewright.codegen.call_plan_types import (
     CallPlan,
@@ -203,11 +202,10 @@ def _write_tensor(out: bytearray, value: torch.Tensor) -> None:
         or value.device.type != "cpu"
     ):
         raise NotSerialisable(f"a constant {type(value).__name__} of layout {value.layout} on {value.device}")
-    plain = value.detach().contiguous()
     _write(out, value.dtype)
     _write(out, tuple(value.shape))
     _write(out, tuple(value.stride()))
-    _write_bytes(out, plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    _write_bytes(out, bytes_of(value))
 
 
 def _write_record(out: bytearray, value: Any) -> None:

@@ -25,11 +25,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fusewright import _native
 from fusewright.base.errors import CacheWarning, warn
 from fusewright.base.options import cache_folder, environment
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
 from fusewright.runtime.cache import (

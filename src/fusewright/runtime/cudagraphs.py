@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.call_plan_types import (
     CallPlan,

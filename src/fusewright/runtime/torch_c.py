@@ -15,11 +15,10 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
 from fusewright import _native
 from fusewright.base.errors import FusewrightError
 from fusewright.base.libraries import library_path
+from fusewright.base.pytorch import torch
 
 _LIBRARIES = ("torch_cpu", "torch_python", "c10", "torch_cuda")
 

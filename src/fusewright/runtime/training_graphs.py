@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.call_plan_types import CallPlan, SlotStep
 from fusewright.runtime.cudagraphs import (

@@ -15,8 +15,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.base.thresholds import (
     BUDGET,

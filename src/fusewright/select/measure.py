@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported

@@ -13,8 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.base.thresholds import SKINNY
 from fusewright.loops import ir

@@ -17,8 +17,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import Dim, Relation

@@ -39,7 +39,7 @@ class FakeWorld:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.unread: dict[int, Any] = {}
-        self.intends_append = False
+        self.intent = ""
 
     def use(self, value: Any) -> Any:
         return value

@@ -345,3 +345,89 @@ def test_more_elements_than_are_guarded_run_eagerly(make: Any, monkeypatch: pyte
         x = torch.rand(40, 40)
         assert torch.equal(compiled(x, shift), function(x, shift))
     assert "large-container" in {one.code for one in fusewright.explain(function)(x, 1.0).break_reasons}
+
+
+LONG = [float(number) for number in range(100)]
+
+
+class Holder:
+    rows = [[float(number) for number in range(70)] for _ in range(70)]
+
+
+def measured(x: Any, i: int) -> Any:
+    total = x + len(LONG)
+    if LONG:
+        total = total + len(Holder.rows) + len(Holder.rows[i])
+    return total
+
+
+def shadowed(x: Any, i: int) -> Any:
+    len = lambda table: table[i] + sum(table)
+    return x + len(LONG)
+
+
+def grown(x: Any, i: int) -> Any:
+    LONG.append(2.0)
+    y = x + LONG[-1] + LONG[i] + len(LONG)
+    LONG.pop()
+    return y
+
+
+ASKED: dict[str, Any] = {
+    "item": lambda x, i: x * LONG[i] + LONG[i + 1], "from the end": lambda x, i: x * LONG[-i - 1] + LONG[len(LONG) - 1],
+    "of rows": lambda x, i: x * Holder.rows[i][i + 1], "out of range": lambda x, i: x * LONG[i + 1000], "slice": lambda x, i: x + len(LONG[i:]),
+    "of data": lambda x, i: x + LONG[x.long()[0]], "and all of it": lambda x, i: x * LONG[i] + sum(LONG) + LONG[i],
+    "by two names": lambda x, i, held=LONG: x * LONG[i] + held[i] + sum(held), "no int": lambda x, i: x * LONG["a"],
+    "identity": lambda x, i: x + (Holder.rows[i] is Holder.rows[i]) + Holder.rows.index(Holder.rows[i]),
+    "written": lambda x, i: (LONG.__setitem__(i, LONG[i]), x + LONG[i])[1],
+    "measured": measured, "shadowed": shadowed, "grown": grown,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_long_list_that_is_only_asked_for_elements(name: str) -> None:
+    """What was read is guarded, and nothing else."""
+    program, before = ASKED[name], (LONG[:], Holder.rows[:])
+    compiled = fusewright.compile(program)
+
+    def told(run: Any, i: int) -> str:
+        try:
+            return str(run(torch.ones(2), i))
+        except Exception as error:
+            return type(error).__name__
+
+    changes = (
+        lambda: None, lambda: LONG.__setitem__(3, 7.5), lambda: LONG.append(8.5), lambda: LONG.__setitem__(50, 1.5), LONG.clear,
+        lambda: Holder.rows[3].append(4.0), lambda: Holder.rows.__setitem__(3, [9.0] * 80), lambda: Holder.rows.pop(),
+    )  # fmt: skip
+    try:
+        for change in changes:
+            change()
+            for i in (3, 4):
+                assert told(compiled, i) == told(program, i), (name, i)
+    finally:
+        LONG[:], Holder.rows[:] = before
+        del Holder.rows[3][70:]
+
+
+def test_a_long_list_is_not_read_for_one_element() -> None:
+    table = [float(number) for number in range(5000)]
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, x: Any, given: Any, i: int) -> Any:
+            return x * table[i] + self.table[i] + len(self.table) + given[i]
+
+    model, seen = Model(), []  # type: ignore[var-annotated]
+    with STREAM.listening(seen.append):
+        compiled = fusewright.compile(model, fullgraph=True)
+        given = [float(number) for number in range(6000)]
+        assert torch.equal(compiled(x(), given, 5), model(x(), given, 5))
+        table[17], given[18] = 1.0, 2.0
+        assert torch.equal(compiled(x(), given, 5), model(x(), given, 5))
+        assert sum(isinstance(event, Captured) for event in seen) == 1
+        table[5] = 1.0
+        assert torch.equal(compiled(x(), given, 5), model(x(), given, 5))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import operator
 import pkgutil
+import subprocess
+import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +114,9 @@ def test_pytorchs_own_functions_are_as_written() -> None:
     functions = [one for place in namespaces for one in vars(place).values() if type(one) is types.FunctionType]
     world: Any = _World()
     assert [one.__name__ for one in functions if not looked_up.as_written(world, one)] == []
+
+
+def test_work_of_ours_calls_nothing_that_a_program_has_put_in_the_place_of_pytorchs() -> None:
+    path = Path(__file__).with_name("replaced_functions.py")
+    run = subprocess.run([sys.executable, "-W", "error::fusewright.base.errors.InternalErrorWarning", str(path)], capture_output=True, text=True)
+    assert not run.returncode, run.stderr

@@ -48,8 +48,8 @@ def test_the_text_is_readable() -> None:
     assert frame.finish_text == (
         "def finish(__outputs, __function, x, items):\n"
         "    __result = {'sum': __outputs[0], 'n': 2}\n"
-        "    __v1 = [1, __outputs[1]]\n"
-        "    list.__setitem__(items, slice(None), __v1)\n"
+        "    __v1 = [__outputs[1]]\n"
+        "    items.extend(__v1)\n"
         "    return __result\n"
     )
 

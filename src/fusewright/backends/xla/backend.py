@@ -14,8 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
-import torch.fx
 from torch.fx.node import map_arg
 
 from fusewright.backends.joint import compile_joint
@@ -25,6 +23,7 @@ from fusewright.backends.xla.rows import ROWS
 from fusewright.backends.xla.table import DTYPES, FailedRow, NoRow, Values, is_half
 from fusewright.base.errors import BackendError, InternalErrorWarning, RuntimeFallback, warn
 from fusewright.base.events import FellBack
+from fusewright.base.pytorch import torch
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.nodes import written

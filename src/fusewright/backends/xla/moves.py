@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from fusewright.backends.xla.table import (
@@ -25,6 +24,7 @@ from fusewright.backends.xla.table import (
     row,
     with_axis,
 )
+from fusewright.base.pytorch import torch
 
 
 @row("view.default", "_unsafe_view.default", "reshape.default", widens=False)

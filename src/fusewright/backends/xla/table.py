@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 
 from fusewright.base.errors import FusewrightError
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 
 Array = Any

@@ -10,17 +10,15 @@ calls in order: overlap does not matter.
 from __future__ import annotations
 
 import functools
-import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import has_no_dict
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import attributes_changed
 from fusewright.capture.border.values import cls as classes, function as functions
@@ -194,12 +192,32 @@ def _may_get_a_history(value: Any) -> bool:
     return bool(value.dtype.is_floating_point or value.dtype.is_complex)
 
 
-def is_hidden(value: Any, made_here: bool) -> bool:
-    """Whether a tensor is a view that the program made under `no_grad`. made_here: as for `cut`."""
-    if not _may_get_a_history(value):
-        return False
+def to_autograd(value: Any, made_here: bool, grad_enabled: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes of an output what it is to autograd, where the graph's own views would follow an input; None where
+    nothing need be done: `detach` for what was detached (it has no base, and no history that a write to it could
+    change) and for a view of an input that requires a gradient, which requires none itself; `detached_view` for a view
+    of what was detached; `hidden` for a view that was made under `no_grad`, while gradients are on. made_here: ask also
+    for views of what the graph has made, which may be another output."""
+    if value.recorder.level != "aten" or value.requires_grad:
+        return None
     root, *views = view_chain(value.node)
-    return (made_here or root.op == "placeholder") and any(node.meta.get("no_grad") for node in views)
+    if not made_here and root.op == "call_function":
+        return None
+    detached = [node for node in views if node.target is aten.detach.default]
+    if detached:
+        return torch.detach if detached[-1] is value.node else detached_view
+    example = root.meta.get("example_value") if root.op == "placeholder" else None
+    if isinstance(example, torch.Tensor) and example.requires_grad:
+        return torch.detach
+    no_grad = grad_enabled and any(node.meta.get("no_grad") for node in views)
+    return hidden if no_grad and _may_get_a_history(value) else None
+
+
+def detached_view(output: torch.Tensor) -> torch.Tensor:
+    return torch.detach(output)[...]
+
+
+DETACHES = (torch.detach, detached_view)
 
 
 def hidden(view: torch.Tensor) -> torch.Tensor:
@@ -210,28 +228,6 @@ def hidden(view: torch.Tensor) -> torch.Tensor:
         return aten.alias.default(view)  # type: ignore[no-any-return]
     finally:
         torch._C._set_grad_enabled(before)
-
-
-def cut(value: Any, made_here: bool) -> str:
-    """What makes of an output what it is to autograd, where the graph's own views would follow an input: `.detach()`
-    for what was detached (it has no base, and no history that a write to it could change), `.detach()[...]` for a view
-    of that. A view of an input that requires a gradient, which requires none itself, is detached too. made_here: ask
-    also for views of what the graph has made, which may be another output."""
-    if value.recorder.level != "aten" or value.requires_grad:
-        return ""
-    node, detached = value.node, ""
-    while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if node.target is aten.detach.default and not detached:
-            detached = ".detach()" if node is value.node else ".detach()[...]"
-        elif node.target is not operator.getitem and (
-            schema is None or not any(result.alias_info is not None for result in schema.returns)
-        ):
-            return detached if made_here else ""
-        node = node.args[0]
-    example = node.meta.get("example_value")
-    follows = isinstance(example, torch.Tensor) and example.requires_grad
-    return detached or (".detach()" if follows else "")
 
 
 def whole_of(view: Any, others: Iterable[object]) -> TracedTensor | None:
@@ -248,7 +244,7 @@ def whole_of(view: Any, others: Iterable[object]) -> TracedTensor | None:
 
 def part(whole: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     """`view` as what autograd knows to be a part of `whole`."""
-    return whole.as_strided(view.shape, view.stride(), view.storage_offset())
+    return torch.as_strided(whole, view.shape, view.stride(), view.storage_offset())
 
 
 def root_of(value: Any) -> torch.fx.Node:

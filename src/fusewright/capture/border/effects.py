@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fusewright import _native
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.sources import Source
 
@@ -85,7 +86,7 @@ def register_hook(tensor: torch.Tensor, hook: Callable[..., object]) -> Removabl
     """Tensor.register_hook, which crashes for a view that was written to since its gradient function was last asked
     for. In eager an operator between has asked; where nobody uses its result, it is not run."""
     _ = tensor.grad_fn
-    return tensor.register_hook(hook)  # type: ignore[no-any-return]
+    return methods.register_hook(tensor, hook)  # type: ignore[no-any-return]
 
 
 def registration(handle: RemovableHandle) -> tuple[Any, ...] | None:

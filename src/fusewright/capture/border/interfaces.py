@@ -101,7 +101,7 @@ class World(Protocol):
     stored: dict[int, Any]
     store_count: int
     as_written: dict[int, tuple[int, bool]]
-    intends_append: bool
+    intent: str
     abstract_checks: AbstractChecks
     looked_up: dict[tuple[type, str], Any]
     made: dict[int, object]

@@ -19,13 +19,12 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
 from fusewright._native import isinstance
 from fusewright.base.location import Location, Moved
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Retry
 from fusewright.capture.border.aliasing import written_arguments

@@ -13,9 +13,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native, unwatched
@@ -543,7 +542,7 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
     if isinstance(obj, torch.Tensor):
         if obj.dim() == 0:
             raise UserException(TypeError("iteration over a 0-d tensor"))
-        return iter(world.torch_call(torch.Tensor.unbind, (obj, 0), {}))
+        return iter(world.tracer.call(world.getattr(obj, "unbind"), (0,)))
     method = classes.python_method(world, kind, "__iter__")
     if method is not None:
         if method.__module__.startswith("fusewright.capture"):

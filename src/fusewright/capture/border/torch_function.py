@@ -13,9 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values import cls as classes
@@ -86,7 +85,7 @@ def refuse_asking(world: World, fn: Any, given: Iterable[Any]) -> None:
 
 _OF_OTHERS: dict[Any, tuple[str, ...]] = {
     operator.ne: ("__eq__",),
-    torch.Tensor.__rtruediv__: ("__rmul__",),  # it multiplies by the reciprocal
+    methods.__rtruediv__: ("__rmul__",),  # it multiplies by the reciprocal
 }
 """The special methods that PyTorch's code of one operator calls of another."""
 

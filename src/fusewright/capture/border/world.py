@@ -88,13 +88,13 @@ class World:
         self.state = context.snapshot()
         self.initial = capture_global_state()
         self.requires_grad_matters = self.initial.grad_enabled
-        self.unread: dict[int, Shadow] = {}  # lists that were only appended to, by their stand-ins
+        self.unread: dict[int, Shadow] = {}  # lists of which no element stands in the stand-in, by that
         self.repeats = Repeats(self)
         self.touched = self.repeats.touched  # what was handed out, in order
         self.stored: dict[int, OutsideDict] = {}  # what has been stored to, by the identity of the real dict
         self.store_count = 0
         self.as_written: dict[int, tuple[int, bool]] = {}  # see looked_up.py
-        self.intends_append = False  # what is being loaded now is asked for `append` next
+        self.intent = ""  # what the next instructions do with what is being loaded now: see lists.intent_of
         self._guards: dict[object, Guard] = {}
         self._by_real: dict[int, Outside] = {}
         self._by_value: dict[int, Outside] = {}
@@ -144,9 +144,9 @@ class World:
         return value
 
     def use(self, value: Any) -> Any:
-        """Called for what is handed out again: a list that was only appended to is read now, unless it is appended to
-        once more."""
-        if self.unread and not self.intends_append:
+        """Called for what is handed out again: a list that was not read is read now, unless all that is done with it
+        can do without."""
+        if self.unread and not self.intent:
             unread = self.unread.pop(id(value), None)
             if unread is not None:
                 lists.read_list(self, unread)
@@ -499,7 +499,7 @@ class World:
 
     def truth(self, obj: Any) -> bool:
         """`bool(obj)`; a tensor's is a graph break."""
-        return protocols.truth(self, obj)
+        return protocols.truth(self, lists.length(self, obj) if id(obj) in self.unread else obj)
 
     def iterate(self, obj: Any) -> Iterator[Any]:
         """`iter(obj)`."""

@@ -17,10 +17,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import aliasing
@@ -93,9 +93,8 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             and _gradient(value) is None
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
-            and not aliasing.cut(value, made_here=False)
             and not aliasing.is_older(value)
-            and not (world.state.grad_enabled and aliasing.is_hidden(value, made_here=False))
+            and aliasing.to_autograd(value, False, world.state.grad_enabled) is None
         ):
             return Finish(None, "", (value,))
     refuse_finalizers(world)
@@ -270,7 +269,7 @@ def _write_back(code: Code, shadow: Shadow) -> list[str]:
     lines: list[str] = []
     value: Any = shadow.value
     if shadow.appended:
-        return [f"{target}.extend({code.temporary(content_text(code, value))})"]
+        return [f"{target}.extend({code.temporary(content_text(code, value))})"] if value else []
     if changed(shadow):
         base = next(base for base in _WRITERS if isinstance(value, base))
         content = set_text(code, value, target) if base is set else code.temporary(content_text(code, value))
@@ -490,13 +489,7 @@ class Code:
             raise GraphBreak(
                 "functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to"
             )
-        text = self._recast(value) or self.output(value)
-        cut = aliasing.cut(value, made_here=True)
-        whole = aliasing.whole_of(value, self.alive) if cut else None
-        if whole is not None:
-            text = self.start(value, f"{self.bind('part', aliasing.part)}({self.expression(whole)}, {text})")
-        else:
-            text = self.start(value, f"{text}{cut}") if cut else self._known_to_autograd(value, text)
+        text = self._known_to_autograd(value, self._recast(value) or self.output(value))
         attributes = self.world.tensor_attributes.get(id(value))
         kind: type = value.python_class
         if kind is torch.nn.Parameter or (kind is not torch.Tensor and value.made_leaf):
@@ -504,7 +497,7 @@ class Code:
             self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
         elif is_traced_subclass(value):
             bound = self.bind(kind.__name__, kind)
-            text = self.start(value, f"{self.bind('as_subclass', torch.Tensor.as_subclass)}({text}, {bound})")
+            text = self.start(value, f"{self.bind('as_subclass', methods.as_subclass)}({text}, {bound})")
         if kind is not torch.Tensor:
             pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())
             if pairs:
@@ -521,15 +514,17 @@ class Code:
 
     def _known_to_autograd(self, value: Any, text: str) -> str:
         """An output as the view that autograd took it for when the program made it."""
-        older, alias = id(value) in self.older, ""
-        if self.world.state.grad_enabled and aliasing.is_hidden(value, made_here=True):
-            alias = self.bind("hidden", aliasing.hidden)
-        elif self.older and not older and value.viewed is not None and not value.requires_grad:
+        made: Any = aliasing.to_autograd(value, True, self.world.state.grad_enabled)
+        detached, older = made in aliasing.DETACHES, id(value) in self.older
+        whole = aliasing.whole_of(value, self.alive) if detached else None
+        if whole is not None:
+            return self.start(value, f"{self.bind('part', aliasing.part)}({self.expression(whole)}, {text})")
+        if made is None and self.older and not older and value.viewed is not None and not value.requires_grad:
             if aliasing.root_of(value) in self.older.values():
-                alias = self.bind("alias", torch.ops.aten.alias.default)
-        if alias or older:
-            text = self.start(value, f"{alias}({text})" if alias else text)
-        if older:
+                made = torch.ops.aten.alias.default
+        if made is not None or older:
+            text = self.start(value, f"{self.bind('view', made)}({text})" if made is not None else text)
+        if older and not detached:
             self.lines.append(f"{self.bind('increment', torch.autograd.graph.increment_version)}({text})")
         return text
 

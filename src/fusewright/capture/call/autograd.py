@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, now, torch
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.border.arguments import by_place
@@ -222,7 +222,7 @@ def _backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
 
 def _tensor_backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """Tensor.backward, which looks the other one up."""
-    if (found := tracer.world.getattr(torch.autograd, "backward")) is not BACKWARD:
+    if (found := tracer.world.getattr(now.autograd, "backward")) is not BACKWARD:
         given = dict(zip(("self", "gradient", "retain_graph", "create_graph", "inputs"), args)) | kwargs
         rest = (given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False))
         return tracer.call(found, (given["self"], *rest), {"inputs": given.get("inputs")})  # type: ignore[no-any-return]
@@ -336,7 +336,7 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         called, last = _called(tracer, hook), next(iter(reversed(tracer.recorder.graph.nodes)))
         _note_user_code(tracer, None if called is None else Hook(tensor.node, last, called))
         tracer.recorder.user_reads += () if called is None else reads_of(called.function)
-    return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
+    return unwatched(methods.register_hook, tensor, Trampoline(tracer, hook))
 
 
 def _called(tracer: Tracer, function: Any) -> Called | None:
@@ -389,7 +389,7 @@ def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any
     if tracer.world.outside(tensor) is None or not is_leaf(tensor):
         with _asking(tracer, [tensor]):
             _refuse("Tensor.register_post_accumulate_grad_hook() of a tensor made inside")
-    return _register_later(tracer, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
+    return _register_later(tracer, methods.register_post_accumulate_grad_hook, tensor, hook)
 
 
 def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -12,11 +12,10 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-import torch.fx
 from torch.utils import _pytree as pytree
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import changed

@@ -23,9 +23,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import formatting, protocols
@@ -34,7 +33,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import PLAIN, SCALARS, TRANSPARENT, for_native
 from fusewright.capture.border.protocols import BINARY, COMPARE
 from fusewright.capture.border.sequence_iterator import ReversedSequence
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import cls as classes, list as lists
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole
@@ -189,6 +188,8 @@ def _as_known_by(world: World, key: Any, made: list[Any]) -> Any:
 
 def _len(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world, obj = tracer.world, args[0]
+    if id(obj) in world.unread:
+        return lists.length(world, obj)
     if type(obj) in PLAIN:
         return native(len, obj)
     if isinstance(obj, torch.Tensor):
@@ -257,7 +258,7 @@ def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world, obj = tracer.world, args[0]
     if isinstance(obj, torch.Tensor):
-        return iter(drain(world, world.torch_call(torch.Tensor.flip, (obj, 0), {})))
+        return iter(drain(world, tracer.call(world.getattr(obj, "flip"), (0,))))
     method = classes.python_method(world, type(obj), "__reversed__") if type(obj) not in PLAIN else None
     if method is not None:
         return tracer.call(method, (obj,))
@@ -518,7 +519,7 @@ ROWS: list[tuple[Any, Row]] = [
     (type, lambda tracer, args, kwargs: call_classes.construct(tracer, type, args, kwargs)), (getattr, _getattr),
     (hasattr, _hasattr), (setattr, _setattr),
     (delattr, _delattr), (vars, _vars), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
-    (torch.Tensor.__hash__, _id), (iter, _iter),
+    (methods.__hash__, _id), (iter, _iter),
     (next, _next),
     (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (functools.reduce, _reduce),
     (reversed, _reversed), *ITERABLE_ROWS,

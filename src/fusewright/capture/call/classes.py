@@ -14,9 +14,9 @@ import typing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native

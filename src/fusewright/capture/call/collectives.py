@@ -16,10 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-import torch.distributed
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border.native import native
 from fusewright.operators import messages
@@ -170,7 +168,7 @@ def _all_gather(tracer: Tracer, given: Kwargs) -> Any:
     started = _begin(tracer, "all_gather_into_tensor", tensor, group.size(), group.group_name)
 
     def end(result: Any) -> None:
-        parts = tracer.world.torch_call(torch.Tensor.split, (result, tensor.shape[0]), {})
+        parts = tracer.world.torch_call(methods.split, (result, tensor.shape[0]), {})
         for target, part in zip(targets, parts, strict=True):
             tracer.world.torch_call(torch._C.TensorBase.copy_, (target, part), {})
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values.generator import is_own, set_state, state_of

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.fx
 from torch.utils import _pytree as pytree
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.call.bodies import (

@@ -12,12 +12,12 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from fusewright._native import isinstance
 from fusewright.base import marks
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant

@@ -16,9 +16,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import Trampoline, native

@@ -11,11 +11,11 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.capture.border.native import unwatched
 from fusewright.operators.decompositions.fused_optimizers import FUSED_NAMES, FUSED_OPTIMIZERS
 from fusewright.sizes.symfloat import float_of_tensor

@@ -19,9 +19,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import look_alike
 from fusewright.capture.border.native import Trampoline, native, unwatched

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
+from fusewright.base.pytorch import methods, torch
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.call import optimizers
@@ -106,7 +105,7 @@ def joined(tracer: Tracer, given: dict[str, Any]) -> Any:
             _stored(part, dtype) if own else torch.full((), part, dtype=dtype, device=device)
             for part, own in zip(parts, owned)
         ]
-        return torch.stack(tensors).reshape(shape) if shape else tensors[0]
+        return torch.reshape(torch.stack(tensors), shape) if shape else tensors[0]
 
     return tracer.world.torch_call(record, (), {})
 
@@ -143,9 +142,9 @@ def _as_stored(number: Any, dtype: torch.dtype) -> Any:
 
 def _stored(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An element as a tensor of another dtype holds it, by way of a Python number."""
-    part = part.detach().reshape(())
+    part = torch.reshape(torch.detach(part), ())
     wide = part.dtype is torch.int64 and dtype.is_floating_point
-    return (part.double() if wide else part).to(dtype)
+    return cast(torch.Tensor, methods.to(methods.double(part) if wide else part, dtype))
 
 
 ROWS = [(fn, _made(fn)) for fn in (torch.tensor, torch.as_tensor)]

@@ -10,10 +10,10 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.overrides import get_default_nowrap_functions
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import torch_function
 from fusewright.capture.border.native import native
@@ -134,6 +134,6 @@ def setattr_of(tracer: Tracer, owner: Any, args: Args) -> Any:
 
 ROWS: list[tuple[Any, Any]] = [
     (vars(torch.Tensor)["__torch_function__"].__func__, _default_override),
-    (torch.Tensor.as_subclass, _as_subclass),
-    (torch.Tensor._make_subclass, _make_subclass),
+    (methods.as_subclass, _as_subclass),
+    (methods._make_subclass, _make_subclass),
 ]

@@ -17,9 +17,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import now, torch
 from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border.looked_up import as_written
 from fusewright.capture.border.native import native, unwatched
@@ -279,8 +278,8 @@ def _module_attribute(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """`torch.NAME` of a module that PyTorch loads when it is first asked for (flex_attention asks for one). Loading is
     no effect that a program can tell: eager does it as well, once."""
     (name,) = args
-    if name not in vars(torch).get("_lazy_modules", ()):
-        return tracer.inline(vars(torch)["__getattr__"], args, kwargs)
+    if name not in vars(now).get("_lazy_modules", ()):
+        return tracer.inline(vars(now)["__getattr__"], args, kwargs)
     module = unwatched(importlib.import_module, f"torch.{name}")
     return tracer.world.load(module, tracer.world.constant(module, name))
 

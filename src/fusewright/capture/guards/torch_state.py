@@ -15,14 +15,14 @@ import threading
 import types
 from collections.abc import Iterable
 
-import torch
-import torch.fx._symbolic_trace
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
 from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base.libraries import library_path
+from fusewright.base.pytorch import torch
 from fusewright.capture.guards.types import GlobalState
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -108,7 +108,7 @@ class _Modes:
 
 
 _USUAL_GLOBALS = (
-    (vars(torch.fx._symbolic_trace), "_is_fx_tracing_flag", False),
+    (vars(_symbolic_trace), "_is_fx_tracing_flag", False),
     (vars(forward_ad), "_current_level", -1),
 )
 MODES = _Modes()

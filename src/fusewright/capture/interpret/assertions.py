@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.capture.bytecode.instructions import CodeInfo
 from fusewright.record.torch_level import checking
 from fusewright.record.traced_tensor import TracedTensor

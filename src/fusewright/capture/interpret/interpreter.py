@@ -26,7 +26,7 @@ from fusewright.capture.border.arguments import bind
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.interfaces import Tracer as AnyTracer
 from fusewright.capture.border.native import native
-from fusewright.capture.border.values.list import APPEND, load_to_append
+from fusewright.capture.border.values.list import APPEND, LONG, intent_of, load_for
 from fusewright.capture.bytecode.instructions import CO_ASYNC, CO_FAST_KINDS, CO_GENERATOR, NULL, CodeInfo, decoded
 from fusewright.capture.bytecode.liveness import live_slots
 from fusewright.capture.bytecode.resume import LastInstruction, origin_of
@@ -185,19 +185,14 @@ def link(info: CodeInfo) -> list[tuple[Callable[..., object], object]]:
         (HANDLERS.get(instruction.action) or unsupported(instruction.action), instruction.operand)
         for instruction in info.instructions
     ]
-    for index, following in enumerate(info.instructions[1:]):
-        if (
-            following.action in _METHOD_LOADS
-            and following.operand in APPEND
-            and info.instructions[index].action in _LOADS
-        ):
-            handler, operand = info.ops[index]
-            info.ops[index] = load_to_append(handler), operand
+    for index, (handler, operand) in enumerate(info.ops):
+        action = info.instructions[index].action
+        if action in _LOADS and (intent := intent_of(info.instructions, index)):
+            info.ops[index] = load_for(intent, action, handler), operand
     return info.ops
 
 
 _LISTS = (list, collections.deque)
-_METHOD_LOADS = frozenset({"NULL_LOAD_ATTR", "LOAD_ATTR_NULL"})
 _LOADS = frozenset({"LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "BINARY_SUBSCR"})
 
 
@@ -260,13 +255,14 @@ class Tracer:
         live = live_slots(info)[0]
         self._load_argument = load_argument
         # Much of what a resume function is given is only handed on to the next one: it is loaded, and so guarded, when
-        # it is read. A list may only be appended to.
+        # it is read. A list may only be appended to, or indexed.
         resumes = origin_of(code).info is not info
         appends = not APPEND.isdisjoint(code.co_names)
         arguments: list[Any] = []
+        real: Any
         for slot, real in enumerate(self.locals):
             load: Callable[[object, int, str], object] = (
-                Pending if resumes or (appends and type(real) in _LISTS) else load_argument
+                Pending if resumes or (type(real) in _LISTS and (appends or len(real) > LONG)) else load_argument
             )
             arguments.append(load(real, slot, info.slots[slot]) if live >> slot & 1 else NULL)
         self.root = Frame(self, self.function, info, arguments)
@@ -385,7 +381,7 @@ class Tracer:
         frame.enter(self.frame)
         self.frame = frame
         self._depth += 1
-        self.world.intends_append = False
+        self.world.intent = ""
         ops = frame.ops
         try:
             while True:

@@ -17,10 +17,10 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Retry, Signal, UserException
 from fusewright.capture.border.effects import stamp

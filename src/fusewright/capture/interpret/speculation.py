@@ -15,10 +15,10 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import Retry
 from fusewright.capture.bytecode.resume import origin_of
 from fusewright.capture.guards.sources import Item, Local

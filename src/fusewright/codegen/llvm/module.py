@@ -17,9 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from fusewright.base.libraries import library_path
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import tree_size, values_of
 from fusewright.codegen.kernel_code import KernelCode, symbol_of

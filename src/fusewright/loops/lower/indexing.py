@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, Store

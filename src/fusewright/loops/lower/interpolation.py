@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch.fx import Node
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression

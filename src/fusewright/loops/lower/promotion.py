@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower.expressions import compute_dtype, index_as

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
-from torch.nn import functional as F
 
+from fusewright.base.pytorch import functional as F, methods, torch
 from fusewright.operators.decompositions import attention_modules
 from fusewright.operators.decompositions.broadcast import broadcast_tensors
 from fusewright.operators.decompositions.eager_kernels import EAGER_KERNELS
@@ -32,8 +31,8 @@ aten = torch.ops.aten
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.interpolate: interpolate,
     torch.linspace: linspace,
-    **dict.fromkeys((torch.istft, torch.Tensor.istft), istft),
-    **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), cumprod),
+    **dict.fromkeys((torch.istft, methods.istft), istft),
+    **dict.fromkeys((torch.cumprod, methods.cumprod), cumprod),
     torch.broadcast_tensors: broadcast_tensors,
     F.scaled_dot_product_attention: attention_modules.with_dense_mask,
     **EAGER_KERNELS,

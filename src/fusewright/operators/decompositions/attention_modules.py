@@ -12,9 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.nn import functional as F
-
+from fusewright.base.pytorch import functional as F, methods, torch
 from fusewright.sizes.interfaces import Recorder
 
 
@@ -26,7 +24,7 @@ def with_dense_mask(recorder: Recorder, call: Callable[..., Any], args: tuple[An
         return None
     if not mask.ndim or mask.stride(-1) == 1:
         return None
-    mask = call(torch.Tensor.contiguous, (mask,), {})
+    mask = call(methods.contiguous, (mask,), {})
     if len(args) > 3:
         return call(F.scaled_dot_product_attention, (*args[:3], mask, *args[4:]), kwargs)
     return call(F.scaled_dot_product_attention, args, {**kwargs, "attn_mask": mask})

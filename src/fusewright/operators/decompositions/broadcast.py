@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.sizes.interfaces import Recorder
 
 

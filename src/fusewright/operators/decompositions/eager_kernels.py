@@ -11,10 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
-from torch.nn import functional as F
 
+from fusewright.base.pytorch import functional as F, torch
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.eager_dtypes import disagreement
 from fusewright.sizes.interfaces import Recorder

@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from fusewright.base.pytorch import methods, torch
 
 _PLACES = 4  # batch, head, row, column
 
@@ -24,7 +25,7 @@ class IndexByTensors(TorchFunctionMode):
     are read as Python numbers)."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.Tensor.__getitem__:
+        if func is methods.__getitem__:
             places = pytree.tree_leaves(args[1])
             if any(isinstance(place, torch.Tensor) for place in places) and all(
                 isinstance(place, (torch.Tensor, int)) for place in places

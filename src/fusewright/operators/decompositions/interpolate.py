@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.decompositions.eager_kernels import refuse_dtypes
 from fusewright.sizes.expressions import floor_div
@@ -46,7 +46,7 @@ def interpolate(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, .
     plain = given.keys() <= set(_PARAMETERS) and not given.get("recompute_scale_factor") and not given.get("antialias")
     found = _operator_call(recorder, given) if plain and len(args) <= len(_PARAMETERS) else None
     if found is None and _keeps_layout(recorder, given):
-        given["input"], symbolic = call(torch.Tensor.contiguous, (given["input"],), {}), True
+        given["input"], symbolic = call(methods.contiguous, (given["input"],), {}), True
     if found is None:
         return call(torch.nn.functional.interpolate, (), given) if symbolic else None
     return call(*found, {})

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import methods, torch
 from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
@@ -31,11 +30,11 @@ def istft(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], k
     if window is None:
         window = call(torch.ones, (width,), {"device": given["input"].device})
     else:
-        window = call(torch.Tensor.detach, (window,), {})
+        window = call(methods.detach, (window,), {})
     if width != size:
         left = (size - width) // 2
         window = call(aten.constant_pad_nd.default, (window, (left, size - width - left)), {})
-    squares = call(torch.Tensor.expand, (call(torch.pow, (window, 2), {}), (1, frames, size)), {})
+    squares = call(methods.expand, (call(torch.pow, (window, 2), {}), (1, frames, size)), {})
     whole = size + step * (frames - 1)
     envelope = call(aten.unfold_backward.default, (squares, (1, whole), 1, size, step), {})
     start = size // 2 if centered else 0

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.sizes.expressions import Relation
 from fusewright.sizes.interfaces import Recorder
 from fusewright.sizes.symint import dim_of

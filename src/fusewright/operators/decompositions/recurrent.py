@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.sizes.interfaces import Recorder
 
 _LIBRARY = torch.library.Library("fusewright", "FRAGMENT")

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import methods, torch
 from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
@@ -31,7 +30,7 @@ def cumprod(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...],
         return None
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return None
-    return _RunningProduct.apply(of if dtype in (None, of.dtype) else call(torch.Tensor.to, (of, dtype), {}), dim)
+    return _RunningProduct.apply(of if dtype in (None, of.dtype) else call(methods.to, (of, dtype), {}), dim)
 
 
 class _RunningProduct(torch.autograd.Function):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.operators import messages
 from fusewright.operators.rules.common import Rule, fresh
 from fusewright.sizes.expressions import Dim, Sum, floor_div

@@ -14,8 +14,7 @@ from contextvars import ContextVar
 from itertools import combinations
 from typing import Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.sizes.expressions import Dim, Expr, Relation, known_eq, known_le, known_lt
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides

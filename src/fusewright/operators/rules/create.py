@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-import torch
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.operators.host_draws import CLOCK, HOST_DRAW, row_of
 from fusewright.operators.philox import BERNOULLI

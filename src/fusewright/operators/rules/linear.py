@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
     Rule,

@@ -3,9 +3,9 @@ forms."""
 
 from __future__ import annotations
 
-import torch
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
     Rule,

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import less
 from fusewright.sizes.expressions import Dim

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.tensor import placeholder_name

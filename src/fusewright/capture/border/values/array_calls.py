@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.capture.border.absent import LOOK_LIKE
 from fusewright.capture.border.values.array import (
     BINARY,

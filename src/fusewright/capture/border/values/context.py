@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-import torch.utils._python_dispatch
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards.torch_state import AUTOCAST_DEVICES
 
@@ -117,7 +117,7 @@ def leave(before: TorchState, whole: bool = True) -> None:
 
 _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
           "_is_in_any_mode_without_ignore_compile_internals")  # fmt: skip
-_HOME = vars(torch.utils._python_dispatch)
+_HOME = vars(_python_dispatch)
 
 
 @dataclass(slots=True)

@@ -107,9 +107,10 @@ def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) 
     world.guard("TYPE", source, type(real))
     world.guard("EQUALS", Attribute(source, "__name__"), real.__name__)
     # What a resume function holds on its stack is about to be called.
-    world.intends_append = real.__name__ in APPEND and isinstance(source, Local) and source.name.startswith(HELD)
+    appends = real.__name__ in APPEND and isinstance(source, Local) and source.name.startswith(HELD)
+    world.intent = "append" if appends else ""
     inside = world.load(owner, Attribute(source, "__self__"))
-    world.intends_append = False
+    world.intent = ""
     return world.stand_in(real, source, world.getattr(inside, real.__name__))
 
 

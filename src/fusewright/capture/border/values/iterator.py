@@ -142,7 +142,7 @@ def next_of(world: World, iterator: Any) -> Any:
         taken = world.iterators[id(iterator)] = DeferredCall(advance, (iterator, 0), {}, changes="an iterator")
         world.effects.calls.append(taken)
     count: Any = taken.args[1]
-    written = {id(shadow.real) for shadow in world.effects.shadows if shadow.appended or changed(shadow)}
+    written = {id(shadow.real) for shadow in world.effects.shadows if changed(shadow)}
     written.update(id(namespace.real) for namespace in world.written_dicts())
     if count >= MOST or not written.isdisjoint(_parts(iterator)):
         raise GraphBreak("outside-iterator", "many elements are taken from it, or what it goes over was written to")

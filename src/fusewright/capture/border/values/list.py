@@ -1,20 +1,22 @@
 """Lists and deques from outside: shadows.
 
 Takes a list, deque or subclass; gives a new container of the same type, filled with loaded elements without running
-user code. A list that is only appended to is not read: its length is not guarded, the shadow holds what is added.
+user code. A list that is only appended to is not read: its length is not guarded, the shadow holds what is added. Of a
+long one that is only indexed or measured, the elements that are asked for are read alone.
 Always holds: the outside container is only read; `finish` writes the shadow's final content back if it changed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import Shadow, contents
 from fusewright.capture.border.values import cls as classes
+from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards.sources import Item, Source
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def load_list(world: World, real: Any, source: Source) -> object:
         world.guard("EQUALS" if limit is not None else "IS", where, limit)
         deque.__init__(shadow, (), limit)
     world.stand_in(real, source, shadow)
-    if world.intends_append and cls is base:
+    if cls is base and (world.intent == "append" or (world.intent and cls is list and len(real) > LONG)):
         unread = world.unread[id(shadow)] = Shadow(real, source, shadow, (), appended=True)
         world.effects.shadows.append(unread)
         return shadow
@@ -102,8 +104,7 @@ def load_list(world: World, real: Any, source: Source) -> object:
 
 
 def read_list(world: World, unread: Shadow) -> None:
-    """The program looks at a list that it has only appended to so far: its elements are loaded, in front of what was
-    appended."""
+    """The program looks at a list that was not read so far: its elements are loaded, in front of what was appended."""
     real: Any = unread.real
     shadow: Any = unread.value
     source = unread.source
@@ -116,19 +117,74 @@ def read_list(world: World, unread: Shadow) -> None:
     shadow.extend(added)
 
 
-def load_to_append(handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """The handler of a load whose value the next instruction asks for `append` or `extend`: a list need not be read for
-    that."""
+def length(world: World, obj: Any) -> int:
+    """Of a list that was not read, behind which the stand-in holds what was appended."""
+    unread = world.unread[id(obj)]
+    real: Any = unread.real
+    world.guard("LENGTH", unread.source, len(real))
+    return len(real) + len(obj)
+
+
+def element(world: World, obj: Any, key: Any) -> Any:
+    """`obj[key]`: of a list that was not read, this element alone."""
+    unread = world.unread.get(id(obj))
+    if unread is not None:
+        real: Any = unread.real
+        if type(key) is int and not obj and -len(real) <= key < len(real):
+            key %= length(world, obj)
+            return world.load(real[key], Item(unread.source, key))
+        read_list(world, world.unread.pop(id(obj)))
+    return world.getitem(obj, key)
+
+
+LONG = 64
+"""Of a list of as many elements it is cheaper to read all: calls that ask for others then fit."""
+_PUSHES = frozenset({"LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF"})
+_JUMPS = frozenset({"POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"})
+
+
+def intent_of(instructions: Sequence[Any], index: int) -> str:
+    """What the instructions behind a load do with its value: "append" (or extend), "item", "len", "truth"; "" for
+    anything else."""
+    above = 0  # values on the stack above it
+    for following in instructions[index + 1 :]:
+        action, operand = following.action, following.operand
+        if above == 0:
+            if action in ("NULL_LOAD_ATTR", "LOAD_ATTR_NULL") and operand in APPEND:
+                return "append"
+            if action in ("CALL", "CALL_NULL_LAST") and operand == (1, ()):
+                return "len"
+            if action in _JUMPS:
+                return "truth"
+        if above == 1 and action == "BINARY_SUBSCR":
+            return "item"
+        if action in _PUSHES:
+            above += 1
+        elif action == "NOP":
+            continue
+        elif action in ("BINARY_OP", "BINARY_SUBSCR") and above > 1:
+            above -= 1
+        elif not (action in ("LOAD_ATTR", "UNARY_NEGATIVE") and above):
+            return ""
+    return ""
+
+
+def load_for(intent: str, action: str, handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+    """The handler of a load whose value is only asked for what a list need not be read for."""
+
+    taken = {"LOAD_ATTR": 1, "BINARY_SUBSCR": 2}.get(action, 0)
 
     def load(frame: Any, operand: object) -> object:
-        world = frame.world
+        world, below = frame.world, len(frame.stack) - taken
+        if intent == "len" and {*map(id, frame.stack[below - 2 : below])} != {id(NULL), id(len)}:
+            return handler(frame, operand)
         before = set(world.unread)
-        world.intends_append = True
+        world.intent = intent
         try:
             result = handler(frame, operand)
         finally:
-            world.intends_append = False
-        for key in world.unread.keys() - before:  # what else the load has met is not what is appended to
+            world.intent = ""
+        for key in world.unread.keys() - before:  # what else the load has met is asked for other things
             if world.unread[key].value is not frame.stack[-1]:
                 world.use(world.unread[key].value)
         return result

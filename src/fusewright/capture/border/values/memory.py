@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import native
 from fusewright.record.traced_tensor import TracedTensor, is_leaf, memory_root, reach
@@ -154,7 +153,7 @@ def _read(address: Address) -> Callable[[torch.Tensor], object]:
     """What reads the address of a real tensor."""
     if address.of_storage:
         return lambda tensor: tensor.untyped_storage().data_ptr()
-    return torch.Tensor.data_ptr
+    return methods.data_ptr
 
 
 def _offset(address: Address) -> Any:

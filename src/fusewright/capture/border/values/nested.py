@@ -12,8 +12,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.guards.sources import Attribute, Item, JaggedValues, Source

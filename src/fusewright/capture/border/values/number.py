@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.capture.border.dynamic import from_argument, is_symbolic_throughout
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.tensor_number import outcome_guards

@@ -17,11 +17,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-import torch.distributed
-
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import args_of, context_of, has_no_dict
+from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED

@@ -13,9 +13,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps

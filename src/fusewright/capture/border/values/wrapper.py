@@ -16,10 +16,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_traceable_wrapper_subclass_type
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
@@ -312,7 +312,7 @@ class _IsAlike:
         return f"is a {self.known.kind.__qualname__} of context {self.known.context!r}"  # type: ignore[union-attr]
 
 
-_READS: tuple[Any, Any] = (torch.Tensor.size, torch.Tensor.stride)
+_READS: tuple[Any, Any] = (methods.size, methods.stride)
 
 
 class _LaidOut:

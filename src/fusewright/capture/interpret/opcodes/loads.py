@@ -7,6 +7,7 @@ import builtins
 
 from fusewright.base.signals import UserException
 from fusewright.capture.border.interfaces import Frame
+from fusewright.capture.border.values import list as lists
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.interpret.assertions import truth
 from fusewright.capture.interpret.opcodes.table import Handler, opcode, row, user_error
@@ -294,7 +295,8 @@ def delete_attr(frame: Frame, name: str) -> None:
 def binary_subscr(frame: Frame, operand: object) -> None:
     stack = frame.stack
     key = stack.pop()
-    stack[-1] = frame.world.getitem(stack[-1], key)
+    world = frame.world
+    stack[-1] = lists.element(world, stack[-1], key) if world.unread else world.getitem(stack[-1], key)
 
 
 @opcode("STORE_SUBSCR")

@@ -7,8 +7,7 @@ instead.
 
 from __future__ import annotations
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.llvm.emit.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.emit.context import Context

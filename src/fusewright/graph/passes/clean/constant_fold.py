@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.graph.builder import Builder
 from fusewright.graph.known_values import NUMBER

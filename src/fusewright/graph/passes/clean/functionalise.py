@@ -21,12 +21,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import torch
-import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.errors import CannotFunctionalise
 from fusewright.base.location import Location
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.signals import memory_was_short, raised_by_handler
 from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
@@ -429,6 +428,8 @@ class _Functionaliser:
             if step.op in (aten.view.default, aten._reshape_alias.default):
                 dense = self.build.call(aten.clone.default, base, memory_format=torch.contiguous_format)
                 return self.build.call(aten.view.default, dense, step.args[0])
+            if facts(step.op).recasts:  # to larger elements it asks for strides that are multiples
+                base = self.build.call(aten.clone.default, base, memory_format=torch.contiguous_format)
             return step.apply(self.build, base)
         finally:
             self.build.location = here

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.fx
-
+from fusewright.base.pytorch import torch
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides

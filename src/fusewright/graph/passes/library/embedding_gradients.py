@@ -13,9 +13,7 @@ from __future__ import annotations
 import math
 import operator
 
-import torch
-import torch.fx
-
+from fusewright.base.pytorch import torch
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.clean.escape import shares_memory
 from fusewright.graph.passes.context import PassContext

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.base.thresholds import CACHED, FEW_CHANNELS, FEWER_ROWS, LARGEST_TWICE, SKINNY_ROWS, SMALLEST
 

@@ -15,9 +15,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.fx
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.base.thresholds import LARGEST_DEPTHWISE_WINDOW, LEAST_DEPTHWISE_CHANNELS
 from fusewright.graph.builder import Builder

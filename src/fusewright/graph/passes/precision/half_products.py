@@ -16,9 +16,7 @@ from collections.abc import Callable, Set
 from functools import cache
 from typing import Any
 
-import torch
-import torch.fx
-
+from fusewright.base.pytorch import torch
 from fusewright.base.thresholds import CONVERSION, HALVES
 from fusewright.graph.builder import Builder, building_for, env_of
 from fusewright.graph.passes.context import PassContext

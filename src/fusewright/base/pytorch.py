@@ -1,0 +1,53 @@
+"""PyTorch's functions as they were when fusewright was imported: what code of ours calls.
+
+Takes nothing; gives `torch` and `functional`, modules in which each name leads to what it led to then, and `methods`,
+those of tensors. Always holds: what a program puts under a name of PyTorch's later is run where the program looks it
+up, never by work of ours; classes, and modules without functions that programs replace, are PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch as _torch
+
+if TYPE_CHECKING:
+    import torch as torch
+    import torch.fx
+    import torch.nn.functional as functional
+
+_KEPT = ("autograd", "autograd.graph", "fft", "linalg", "nn", "nn.functional", "random", "special")
+
+
+def _as_now(module: types.ModuleType) -> Any:
+    """A module with the names of this one; what the other gets later (a submodule) it has too."""
+    made = types.ModuleType(module.__name__)
+    vars(made).update(vars(module), __getattr__=module.__getattribute__)
+    return made
+
+
+def _torch_as_now() -> Any:
+    made = _as_now(_torch)
+    for path in _KEPT:
+        place, real = made, _torch
+        *way, last = path.split(".")
+        for name in way:
+            place, real = getattr(place, name), getattr(real, name)
+        setattr(place, last, _as_now(getattr(real, last)))
+    return made
+
+
+if not TYPE_CHECKING:
+    torch = _torch_as_now()
+    functional = torch.nn.functional
+
+now = _torch
+"""PyTorch as it is: where a look-up of the program's is followed."""
+methods: Any = types.SimpleNamespace(**{name: getattr(_torch.Tensor, name) for name in dir(_torch.Tensor)})
+
+
+def bytes_of(tensor: _torch.Tensor) -> bytes:
+    """The elements of a dense tensor on the CPU, row by row."""
+    flat = methods.contiguous(torch.reshape(torch.detach(tensor), (-1,)))
+    return bytes(methods.numpy(methods.view(flat, torch.uint8)).tobytes()) if tensor.numel() else b""
