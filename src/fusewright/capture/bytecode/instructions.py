@@ -551,6 +551,18 @@ def offset_of(code: types.CodeType, name: str) -> int:
     )
 
 
+def intrinsic_body(name: str, count: int) -> types.CodeType:
+    """The code of a function of `count` arguments that does nothing but the intrinsic `name`."""
+    numbers = _TABLES._intrinsic_1_descs if count == 1 else _TABLES._intrinsic_2_descs
+    items = [Item("RESUME"), *(Item("LOAD_FAST", slot) for slot in range(count))]
+    items += [Item(f"CALL_INTRINSIC_{count}", numbers.index(name)), Item("RETURN_VALUE")]
+    model: Callable[..., object] = (lambda a: a) if count == 1 else (lambda a, b: a)
+    bytecode, lines, exceptions = assemble(items, model.__code__.co_firstlineno)
+    return model.__code__.replace(
+        co_code=bytecode, co_linetable=lines, co_exceptiontable=exceptions, co_name=name, co_stacksize=2
+    )
+
+
 def constant_body(code: types.CodeType) -> types.CodeType:
     """A code object with the signature of `code` and a body that returns None (binds arguments as CPython does, and
     nothing else)."""

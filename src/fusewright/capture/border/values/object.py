@@ -497,8 +497,10 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         return
     namespace = instance_dict(world, obj)
     if namespace is None or read_namespace(namespace, name) is MISSING:
-        asked = _bare(name, found) if namespace is None else probe(kind)
-        raise refusal(world, lambda probe: delattr(probe, name), asked, obj)
+        asked: object = _bare(name, found) if namespace is None else probe(kind)
+        if type(namespace) is OutsideDict and name not in namespace.real and _as_its_class_is(kind, name, found):
+            asked = world.outside(obj).real  # type: ignore[union-attr]  # it may have lost its place for values
+        raise refusal(world, lambda probe: object.__delattr__(probe, name), asked, obj)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:
