@@ -11,7 +11,7 @@ import pytest
 from tests.capture.interpret import language
 from tests.capture.interpret.language.support import PROGRAMS, Program, check
 
-SYNTAX_SINCE = {"type_parameters": (3, 12), "type_defaults": (3, 13)}
+SYNTAX_SINCE = {"type_parameters": (3, 12), "type_defaults": (3, 13), "since_3_14": (3, 14)}
 for module in sorted(one.name for one in pkgutil.iter_modules(language.__path__)):
     if sys.version_info >= SYNTAX_SINCE.get(module, (3, 11)):
         importlib.import_module(f"{language.__name__}.{module}")
