@@ -344,7 +344,7 @@ def interrupted(number: int) -> Iterator[None]:
     [
         pytest.param(
             short_of_memory,
-            50,
+            40,
             marks=MEMORY_OF_PYTHONS_OWN,
         ),
         (interrupted, 10),

@@ -327,6 +327,10 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
         code.lines.append(f"{name}.__module__ = {code.expression(value.__module__)}")
     annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on annotations are computed when asked for
     if annotate is not None:
+        others = (value.__globals__, getattr(value, "__builtins__", None), value.__kwdefaults__, value.__dict__)
+        known = set(map(id, others))
+        if any(type(one) is dict and id(one) not in known for one in gc.get_referents(value)):  # and kept from then on
+            raise GraphBreak("cannot-rebuild", f"the function {value.__qualname__}, whose annotations were asked for")
         code.lines.append(f"{name}.__annotate__ = {code.expression(annotate)}")
     elif value.__annotations__ or code.counts.get(id(value.__annotations__), 0) > 1:
         code.lines.append(f"{name}.__annotations__ = {code.expression(value.__annotations__)}")

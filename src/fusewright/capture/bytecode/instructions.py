@@ -305,6 +305,23 @@ def too_many_values(expected: int, cls: type, count: Callable[[], int]) -> str:
     return f"too many values to unpack (expected {expected}, got {count()})"
 
 
+def _asks_length() -> bool:
+    class Asked:
+        asked = False
+
+        def __iter__(self) -> Iterator[object]:
+            return iter(())
+
+        def __len__(self) -> int:
+            self.asked = True
+            return 0
+
+    tuple(asked := Asked())
+    return asked.asked
+
+
+TUPLES_ASK_LENGTH = _asks_length()
+"""Whether CPython asks an iterable for its length when it makes a tuple of it; from some 3.14 on only for a list."""
 THROW_OF_PARTS = "the (type, exc, tb) signature of throw() is deprecated, use the single-arg signature instead."
 """CPython's warning, from 3.12 on, where `throw` is given more than an exception."""
 PARTIAL_WILL_BIND = (

@@ -15,7 +15,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
 from fusewright.capture.border.native import native
-from fusewright.capture.bytecode.instructions import NULL, VERSION, intrinsic_body
+from fusewright.capture.bytecode.instructions import NULL, TUPLES_ASK_LENGTH, VERSION, intrinsic_body
 from fusewright.capture.interpret.class_body import build_class
 from fusewright.capture.interpret.opcodes.build import callable_text, merge_keywords
 from fusewright.capture.interpret.opcodes.errors import prepare_reraise
@@ -85,7 +85,7 @@ def _call_ex(frame: Frame, has_keywords: bool, null_last: bool) -> None:
     function = below if null_last or below is not NULL else above
     if type(args) is not tuple:
         try:
-            args = elements(frame, args, listed=True)
+            args = elements(frame, args, listed=TUPLES_ASK_LENGTH)
         except UserException as signal:
             if not isinstance(signal.exception, TypeError) or hasattr(type(args), "__iter__"):
                 raise
