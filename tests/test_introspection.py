@@ -78,7 +78,7 @@ ASKED: dict[str, Callable[[Any], Any]] = {
     "is a function": lambda one: isinstance(one, types.FunctionType), "__class__": lambda one: one.__class__,
     "names": lambda one: sorted({*dir(one)} - {"__wrapped__", "__builtins__", "__dict__"} - VARIABLES),
 }  # fmt: skip
-VARIABLES = {"__annotations__", "__module__", "__name__", "__qualname__", "__type_params__"}  # what a method has from `update_wrapper`
+VARIABLES = {"__annotations__", "__annotate__", "__module__", "__name__", "__qualname__", "__type_params__"}  # what a method has from `update_wrapper`
 
 
 @pytest.mark.parametrize("question", ASKED)

@@ -32,7 +32,8 @@ from tests.export.test_c_runtime import Lists, Operators
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() or not all(map(shutil.which, ("cmake", "c++"))), reason="needs a C++ compiler, and no GPU"
+    torch.version.cuda is not None or not all(map(shutil.which, ("cmake", "c++"))),
+    reason="needs a C++ compiler, and PyTorch without CUDA, whose allocator would ask its own driver",
 )
 GPU, ARCH = torch.device("cuda", 0), 80
 HERE = Path(__file__).parent

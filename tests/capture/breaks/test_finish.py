@@ -202,7 +202,7 @@ def test_an_iterator_that_has_ended_keeps_its_kind(make: Callable[[], Any]) -> N
         return iterator, list(iterator), x + 1
 
     def said(iterator: Any) -> Any:
-        parts = iterator.__reduce__()
+        parts = iterator.__reduce__() if "__reduce__" in vars(type(iterator)) else ()  # see above
         return type(iterator), [len(part) if isinstance(part, tuple) else part for part in parts], list(iterator)
 
     eager, ours = f(numbers()), fusewright.compile(f)(numbers())

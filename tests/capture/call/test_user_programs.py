@@ -91,6 +91,7 @@ def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) ->
         result, raised = None, None
         with contextlib.redirect_stdout(output), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0")  # torch.compile's own
             with torch.inference_mode(around):
                 try:
                     result = function(*args)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 
 import pytest
 
 from tests.capture.interpret import language
 from tests.capture.interpret.language.support import PROGRAMS, Program, check
 
+SYNTAX_SINCE = {"type_parameters": (3, 12), "type_defaults": (3, 13), "since_3_14": (3, 14)}
 for module in sorted(one.name for one in pkgutil.iter_modules(language.__path__)):
-    importlib.import_module(f"{language.__name__}.{module}")
+    if sys.version_info >= SYNTAX_SINCE.get(module, (3, 11)):
+        importlib.import_module(f"{language.__name__}.{module}")
 
 
 # Themes that meet the native backend in the quick run: those in which tensors, their memory and their gradients matter most.

@@ -7,6 +7,7 @@ that fits; `object` fits everything.
 from __future__ import annotations
 
 import collections
+import gc
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from fusewright.capture.border import protocols
 from fusewright.capture.border.absent import AbsentTraceback, look_alike
 from fusewright.capture.border.effects import registration
 from fusewright.capture.border.interfaces import World as Border
-from fusewright.capture.border.native import Trampoline, native
+from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.sequence_iterator import ReversedSequence, SequenceIterator
 from fusewright.capture.border.values import (
     array,
@@ -39,6 +40,7 @@ from fusewright.capture.border.values.gradient_node import GradientNode
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.border.values.text import Carried, TensorText
+from fusewright.capture.bytecode.instructions import decoded
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import InstanceDict
 
@@ -85,6 +87,25 @@ def _getattr_native(world: Border, obj: Any, name: str) -> Any:
 
 def _getattr_value(world: Border, obj: Any, name: str) -> Any:
     return native(getattr, concrete(obj), name)
+
+
+def _getattr_type_parameter(world: Border, obj: Any, name: str) -> Any:
+    """What it stands for is evaluated by the program when it is first asked for. Where that calls nothing, and
+    succeeds, it makes no difference when that was."""
+    if name not in _EVALUATED:
+        return native(getattr, obj, name)
+    evaluators = [one.__code__ for one in gc.get_referents(obj) if type(one) is types.FunctionType]
+    calls = any("CALL" in one.name for code in evaluators for one in decoded(code).instructions)
+    try:
+        if not calls and id(obj) not in world.made:
+            found = unwatched(getattr, obj, name)
+            return world.load(found, world.constant(found, name))
+    except UserException:
+        pass
+    raise GraphBreak("opaque-object", f"{name} of a {type(obj).__name__}, which is evaluated when it is asked for")
+
+
+_EVALUATED = ("__bound__", "__constraints__", "__default__", "__value__")
 
 
 def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
@@ -217,6 +238,7 @@ def _getattr_storage(world: Border, obj: Storage, name: str) -> Any:
 
 GETATTRS: dict[type, Getter] = {
     **dict.fromkeys(NATIVE_TYPES, _getattr_value),
+    **dict.fromkeys(constant.TYPE_PARAMETERS, _getattr_type_parameter),
     RemovableHandle: _getattr_handle,
     Carried: _refuse_carried,
     TensorText: _getattr_stand_in,

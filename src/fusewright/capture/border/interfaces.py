@@ -104,7 +104,7 @@ class World(Protocol):
     intent: str
     abstract_checks: AbstractChecks
     looked_up: dict[tuple[type, str], Any]
-    made: dict[int, object]
+    made: dict[int, Any]
     dict_kinds: dict[type, tuple[bool, bool]]
     _guards: dict[object, Guard]
     _by_real: dict[int, Outside]

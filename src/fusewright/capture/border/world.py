@@ -101,7 +101,7 @@ class World:
         self._alive: list[object] = []
         self._loaders, self._getters = ByType({}, BASE_LOADERS), ByType(GETATTRS, BASE_GETATTRS)
         self._setters, self._deleters = ByType({}, BASE_SETATTRS), ByType({}, BASE_DELATTRS)
-        self.made: dict[int, object] = {}  # of MADE_AFRESH, by this capture
+        self.made: dict[int, Any] = {}  # of MADE_AFRESH and type parameters, by this capture
         self.identities: dict[int, object] = {}  # what this capture has made, by the id or hash that was asked for
         # guarded look-ups in classes, as long as the program stores to none
         self.looked_up: dict[tuple[type, str], Any] = {}

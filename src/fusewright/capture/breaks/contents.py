@@ -13,7 +13,7 @@ import inspect
 import itertools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +28,7 @@ from fusewright.capture.border.native import Trampoline
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.array_calls import ArrayMethod
-from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH
+from fusewright.capture.border.values.constant import FROZEN_TYPES, MADE_AFRESH, TYPE_PARAMETERS
 from fusewright.capture.border.values.dict import VIEWS, factory_of
 from fusewright.capture.border.values.iterator import reduced
 from fusewright.capture.border.values.memory import Address, Storage
@@ -148,7 +148,7 @@ def parts(value: Any) -> Any:
     """The values that an inside object is built from."""
     kind = type(value)
     if kind in FROZEN_TYPES:  # bound as it is, unless the call has made it
-        yield from gc.get_referents(value) if kind in MADE_AFRESH else ()
+        yield from gc.get_referents(value) if kind in MADE_AFRESH or kind in TYPE_PARAMETERS else ()
         return
     if isinstance(value, dict):
         yield from itertools.chain.from_iterable(dict.items(value))
@@ -166,6 +166,7 @@ def parts(value: Any) -> Any:
         yield from value.__dict__.values()
         annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on
         yield value.__annotations__ if annotate is None else annotate
+        yield getattr(value, "__type_params__", ())  # from CPython 3.12 on
     elif kind is types.MethodType:
         yield from (value.__func__, value.__self__)
     elif kind in BOUND:
@@ -241,6 +242,25 @@ def atom(code: Code, value: Any) -> str:
     if type(value) is complex:
         return f"complex({atom(code, value.real)}, {atom(code, value.imag)})"
     return repr(value)
+
+
+def start_cells(code: Code, cells: Iterable[types.CellType]) -> list[types.CellType]:
+    """Makes those of the cells that are not there yet, empty; gives them."""
+    empty = []
+    for cell in cells:
+        if id(cell) not in code.names and not code.world.is_outside_cell(cell):
+            code.start(cell, f"{code.bind('CellType', types.CellType)}()")
+            empty.append(cell)
+    return empty
+
+
+def fill_cells(code: Code, cells: list[types.CellType]) -> None:
+    for cell in cells:
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            continue
+        code.lines.append(f"{code.names[id(cell)]}.cell_contents = {code.expression(content)}")
 
 
 def reaches_itself(value: Any) -> bool:

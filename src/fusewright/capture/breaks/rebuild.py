@@ -55,6 +55,7 @@ from fusewright.capture.border.values.list import length_limit
 from fusewright.capture.border.values.memory import Address, Storage
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import Carried, TensorText, refuse_if_shown
+from fusewright.capture.breaks import typing_objects
 from fusewright.capture.breaks.contents import (
     ENDED_ITERATORS,
     FUNCTION,
@@ -65,12 +66,14 @@ from fusewright.capture.breaks.contents import (
     atom,
     content_text,
     exception_fields,
+    fill_cells,
     held,
     is_waiting,
     iterated,
     reaches_itself,
     rest_of,
     slot_contents,
+    start_cells,
     viewed,
 )
 from fusewright.capture.call import transforms as call_transforms
@@ -291,17 +294,8 @@ def _build_iterator(code: Code, value: Any) -> str:
 def _build_cell(code: Code, value: types.CellType) -> str:
     if code.world.is_outside_cell(value):
         return code.cell(value)
-    name = code.start(value, f"{code.bind('CellType', types.CellType)}()")
-    _fill_cell(code, value)
-    return name
-
-
-def _fill_cell(code: Code, cell: types.CellType) -> None:
-    try:
-        content = cell.cell_contents
-    except ValueError:
-        return
-    code.lines.append(f"{code.names[id(cell)]}.cell_contents = {code.expression(content)}")
+    fill_cells(code, start_cells(code, (value,)))
+    return code.names[id(value)]
 
 
 def _build_function(code: Code, value: types.FunctionType) -> str:
@@ -312,19 +306,13 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
         namespace = f"{FUNCTION}.__globals__"
     else:
         namespace = code.bind("globals", value.__globals__)
-    # Cells first, empty: what they hold may be the function itself.
-    empty = []
-    for cell in value.__closure__ or ():
-        if id(cell) not in code.names and not code.world.is_outside_cell(cell):
-            code.start(cell, f"{code.bind('CellType', types.CellType)}()")
-            empty.append(cell)
+    empty = start_cells(code, value.__closure__ or ())  # what they hold may be the function itself
     closure, defaults = code.expression(value.__closure__), code.expression(value.__defaults__)
     maker = code.bind("FunctionType", types.FunctionType)
     body = code.bind(f"code_{value.__name__}", value.__code__)
     made = f"{maker}({body}, {namespace}, {value.__name__!r}, {defaults}, {closure})"
     name = code.start(value, made)
-    for cell in empty:
-        _fill_cell(code, cell)
+    fill_cells(code, empty)
     if value.__kwdefaults__ is not None:
         code.lines.append(f"{name}.__kwdefaults__ = {code.expression(value.__kwdefaults__)}")
     if value.__qualname__ != value.__code__.co_qualname:
@@ -339,9 +327,15 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
         code.lines.append(f"{name}.__module__ = {code.expression(value.__module__)}")
     annotate = getattr(value, "__annotate__", None)  # from CPython 3.14 on annotations are computed when asked for
     if annotate is not None:
+        others = (value.__globals__, getattr(value, "__builtins__", None), value.__kwdefaults__, value.__dict__)
+        known = set(map(id, others))
+        if any(type(one) is dict and id(one) not in known for one in gc.get_referents(value)):  # and kept from then on
+            raise GraphBreak("cannot-rebuild", f"the function {value.__qualname__}, whose annotations were asked for")
         code.lines.append(f"{name}.__annotate__ = {code.expression(annotate)}")
     elif value.__annotations__ or code.counts.get(id(value.__annotations__), 0) > 1:
         code.lines.append(f"{name}.__annotations__ = {code.expression(value.__annotations__)}")
+    if parameters := getattr(value, "__type_params__", ()):  # from CPython 3.12 on
+        code.lines.append(f"{name}.__type_params__ = {code.expression(parameters)}")
     if value.__dict__:
         code.lines.append(f"{name}.__dict__.update({content_text(code, value.__dict__)})")
     return name
@@ -581,6 +575,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     range: lambda code, value: repr(value),
     bytearray: lambda code, value: repr(value),
     **dict.fromkeys((torch.device, torch.layout, torch.memory_format, *FROZEN_TYPES), _build_bound),
+    **dict.fromkeys(typing_objects.KINDS, typing_objects.build),
     torch.dtype: lambda code, value: code.bind(str(value).removeprefix("torch."), value),
 }
 BASE_BUILDERS: tuple[tuple[Any, Callable[[Code, Any], str]], ...] = (

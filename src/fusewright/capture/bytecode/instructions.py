@@ -305,6 +305,23 @@ def too_many_values(expected: int, cls: type, count: Callable[[], int]) -> str:
     return f"too many values to unpack (expected {expected}, got {count()})"
 
 
+def _asks_length() -> bool:
+    class Asked:
+        asked = False
+
+        def __iter__(self) -> Iterator[object]:
+            return iter(())
+
+        def __len__(self) -> int:
+            self.asked = True
+            return 0
+
+    tuple(asked := Asked())
+    return asked.asked
+
+
+TUPLES_ASK_LENGTH = _asks_length()
+"""Whether CPython asks an iterable for its length when it makes a tuple of it; from some 3.14 on only for a list."""
 THROW_OF_PARTS = "the (type, exc, tb) signature of throw() is deprecated, use the single-arg signature instead."
 """CPython's warning, from 3.12 on, where `throw` is given more than an exception."""
 PARTIAL_WILL_BIND = (
@@ -548,6 +565,18 @@ def offset_of(code: types.CodeType, name: str) -> int:
     """Where the first instruction `name` of a code object stands, in bytes (as tracebacks count)."""
     return next(
         2 * (after - 1 - _CACHES.get(found, 0)) for _, found, _, after in _raw_instructions(code) if found == name
+    )
+
+
+def intrinsic_body(name: str, count: int) -> types.CodeType:
+    """The code of a function of `count` arguments that does nothing but the intrinsic `name`."""
+    numbers = _TABLES._intrinsic_1_descs if count == 1 else _TABLES._intrinsic_2_descs
+    items = [Item("RESUME"), *(Item("LOAD_FAST", slot) for slot in range(count))]
+    items += [Item(f"CALL_INTRINSIC_{count}", numbers.index(name)), Item("RETURN_VALUE")]
+    model: Callable[..., object] = (lambda a: a) if count == 1 else (lambda a, b: a)
+    bytecode, lines, exceptions = assemble(items, model.__code__.co_firstlineno)
+    return model.__code__.replace(
+        co_code=bytecode, co_linetable=lines, co_exceptiontable=exceptions, co_name=name, co_stacksize=2
     )
 
 

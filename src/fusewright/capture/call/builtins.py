@@ -38,6 +38,7 @@ from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole
 from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.bytecode.instructions import VERSION
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.iterables import ITERABLE_ROWS, is_iterable
 from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
@@ -300,7 +301,9 @@ def _convert(cls: type, method: str, code: str) -> Row:
             return native(torch.sym_float, obj)
         if type(obj) not in PLAIN:
             alone = len(args) == 1 and not kwargs and not (cls is complex and isinstance(obj, str))
-            for name in dict.fromkeys((method, *_FALLBACKS[cls])) if alone else ():
+            # From CPython 3.14 on what is a float is one for `complex`.
+            asked = () if cls is complex and isinstance(obj, float) and VERSION >= (3, 14) else _FALLBACKS[cls]
+            for name in dict.fromkeys((method, *asked)) if alone else ():
                 function = classes.python_method(world, type(obj), name)
                 if function is not None:
                     ask = operator.index if name == "__index__" else float if name == "__float__" else cls

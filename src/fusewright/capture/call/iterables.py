@@ -29,6 +29,7 @@ from fusewright.capture.call.support import (
     native_iterable,
     one_by_one,
     or_error,
+    tupled,
 )
 from fusewright.capture.guards import MISSING
 from fusewright.sizes.symfloat import FloatNode, node_of
@@ -112,7 +113,7 @@ def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _pool(world: World, obj: Any) -> tuple[Any, ...]:
     """For native code that makes a tuple of each argument before it asks the next one."""
-    return native(tuple, listed(world, obj))
+    return native(tuple, tupled(world, obj))
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

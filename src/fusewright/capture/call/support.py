@@ -33,6 +33,7 @@ from fusewright.capture.border.native_ready import PLAIN, for_native
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.iterator import is_known
+from fusewright.capture.bytecode.instructions import TUPLES_ASK_LENGTH
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
@@ -97,11 +98,15 @@ def one_by_one(world: World, obj: Any) -> Iterator[Any]:
 
 
 def listed(world: World, obj: Any) -> Any:
-    """As `native_iterable`, for native code that makes a list or a tuple of it."""
+    """As `native_iterable`, for native code that makes a list of it."""
     ready = native_iterable(world, obj)
     if not isinstance(ready, _CONTAINERS):  # which native code asks itself
         world.ask_length(obj)
     return ready
+
+
+tupled = listed if TUPLES_ASK_LENGTH else native_iterable
+"""The same for native code that makes a tuple."""
 
 
 class _NotIterable:
@@ -159,7 +164,7 @@ def asks_program(world: World, value: Any) -> bool:
 def iterable_for(cls: type) -> Callable[[World, Any], Any]:
     """How the builtin methods of a class take an iterable."""
     if issubclass(cls, (list, tuple)):
-        return listed
+        return listed if issubclass(cls, list) else tupled
     return functools.partial(native_iterable, sets=True) if issubclass(cls, (set, frozenset)) else native_iterable
 
 

@@ -826,3 +826,21 @@ def delattr_getattr_setattr_by_name():
         return got, hasattr(a, names[0]), getattr(a, names[0], None), sorted(vars(a))
 
     return f, [(x(), ["p", "q"]), (x(), ["r", "s", "t"])]
+
+
+@program
+def comprehension_scopes_in_classes():
+    def f(x, n):
+        class C:
+            k = 3
+            xs = [k2 for k2 in range(k)]
+
+            def m(self):
+                return [__class__.k for _ in range(2)], [self.k + i for i in self.xs]
+
+            lam = [lambda: i for i in range(3)]
+            ys = [i for i in xs if i]
+
+        return x * n, C.xs, C().m(), [g() for g in C.lam], C.ys
+
+    return f, [(x(), 1), (x(), 2)]

@@ -34,9 +34,14 @@ def what_is_said_of_missing_attributes():  # from CPython 3.13 on it depends on 
     class Layer(torch.nn.Module):
         pass
 
-    used, shown = A(), A()
-    used.k = shown.__dict__["k"] = 1
-    made = (A(), used, shown, Error(1), ValueError(2), Numbers(), Slots(), Both(), Layer(), torch.nn.Linear(1, 1))
+    class Full:  # the keys that all instances share are used up
+        pass
+
+    for number in range(40):
+        setattr(Full(), f"k{number}", 1)
+    used, shown, full = A(), A(), Full()
+    used.k = shown.__dict__["k"] = full.k = 1
+    made = (A(), used, shown, full, Full(), Error(1), ValueError(2), Numbers(), Slots(), Both(), Layer(), torch.nn.Linear(1, 1))
     others = (types.SimpleNamespace(), collections.OrderedDict(), types.ModuleType("m"), object(), x(), lambda: 1)
     plain = ([1], {}, (1,), {1}, 1, 1.5, "a", None, range(3), torch.float32, collections.deque(), f"{1}".join)
 
@@ -52,7 +57,7 @@ def what_is_said_of_missing_attributes():  # from CPython 3.13 on it depends on 
                 delattr(used, name)
             except AttributeError as error:
                 said.append((str(error), error.name, error.obj is None, error.obj is used))
-        for one in (*plain, Slots(), object(), made[6]):
+        for one in (*plain, Slots(), object(), made[8]):
             try:
                 one.nothing = 1
             except AttributeError as error:

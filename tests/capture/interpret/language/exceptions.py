@@ -729,6 +729,60 @@ def errors_right_behind_a_value_show_the_users_line():
         return x + 1, f"{x.sum().item():{spec}}"
 
     return f, [
-        (x(), [1], "remove"), (x(), Narrow(), "attribute"), (x(), (), "item"), (x(), [1, 2], "pop"), (x(), 1, "zz"),
+        (x(), [1], "remove"),
+        (x(), Narrow(), "attribute"),
+        (x(), (), "item"),
+        (x(), [1, 2], "pop"),
+        (x(), 1, "zz"),
         (x(), [3], "remove"),
     ]
+
+
+@program("exception-escapes")
+def notes_and_groups():
+    def f(x, n):
+        seen = []
+        try:
+            try:
+                if n == 1:
+                    raise ExceptionGroup("g", [ValueError("a"), TypeError("b"), ExceptionGroup("h", [KeyError("k")])])
+                if n == 2:
+                    raise ValueError("plain")
+                if n == 3:
+                    raise ExceptionGroup("g", [OSError(1)])
+                x = x + 1
+            except* ValueError as e:
+                e.add_note("one")
+                seen.append((str(e), [str(i) for i in e.exceptions], e.__notes__))
+                x = x * 2
+            except* (TypeError, KeyError) as e:
+                e.add_note("two")
+                seen.append((str(e), len(e.exceptions)))
+                x = x * 3
+        except OSError as e:
+            return "os"
+        except BaseExceptionGroup as e:
+            e.add_note("left")
+            return x, seen, e, e.__notes__
+        return x, seen
+
+    return f, [(x(), 0), (x(), 1), (x(), 2), (x(), 3), (x(), 1)]
+
+
+@program("unsupported-instruction")
+def group_reraised():
+    def f(x, n):
+        try:
+            try:
+                raise ExceptionGroup("g", [ValueError("a"), TypeError("b")])
+            except* ValueError as e:
+                if n:
+                    raise
+            except* TypeError as e:
+                if n > 1:
+                    raise KeyError("new") from e
+        except BaseExceptionGroup as e:
+            return x + 1, repr(e), e.split(ValueError), e.subgroup(TypeError), e.derive([ValueError(1)])
+        return x
+
+    return f, [(x(), 0), (x(), 1), (x(), 2)]

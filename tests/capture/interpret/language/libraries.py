@@ -205,3 +205,77 @@ def stack_of_contexts():
         return y
 
     return f, [(x(),), (x(),)], lambda: log
+
+    @program
+    def static_attributes_and_first_line():
+        class A:
+            def __init__(self):
+                self.a = 1
+                self.b = 2
+
+        def f(x):
+            return x + len(A.__static_attributes__), sorted(A.__static_attributes__), A.__firstlineno__, A.__name__
+
+        return f, [(x(),), (x(),)]
+
+    @program
+    def static_attributes_inside():
+        def f(x):
+            class A:
+                def __init__(self):
+                    self.a = 1
+                    self.b = 2
+
+                def g(self):
+                    self.c = 1
+
+            a = A()
+            return (
+                x + a.a,
+                sorted(A.__static_attributes__),
+                A.__firstlineno__,
+                [k for k in vars(A) if k.startswith("__s")],
+            )
+
+        return f, [(x(),), (x(),)]
+
+    @program
+    def deprecated():
+        @warnings.deprecated("use other")
+        def old(x):
+            return x + 1
+
+        @warnings.deprecated("use other class")
+        class Old:
+            def __init__(self, v):
+                self.v = v
+
+        @warnings.deprecated("silent", category=None)
+        def silent(x):
+            return x * 3
+
+        class Plain:
+            @warnings.deprecated("method")
+            def m(self, x):
+                return x - 1
+
+            @classmethod
+            @warnings.deprecated("cm")
+            def c(cls, x):
+                return x - 2
+
+        def f(x):
+            return old(x), Old(x).v, silent(x), Plain().m(x), Plain.c(x), old.__deprecated__
+
+        return f, [(x(),), (x(),)]
+
+    @program
+    def deprecated_inside():
+        def f(x):
+            @warnings.deprecated("use other")
+            def old(x):
+                return x + 1
+
+            return old(x), old.__deprecated__
+
+        return f, [(x(),), (x(),)]

@@ -393,3 +393,45 @@ def annotations_written_as_expressions():
         return both[0] + both[1], pair, kinds, list[int], int | None
 
     return f, [(x(),), (x(),)]
+
+
+@program
+def locals_before_and_after_a_variable_is_bound():
+    def f(x, n):
+        y = x + n
+        first = locals()
+        z = y * 2
+        second = locals()
+        first["y"] = 5
+        second["new"] = 1
+        return y, sorted(first), sorted(second), first is second, first["y"], sorted(locals()), first is locals()
+
+    return f, [(x(), 1), (x(), 2)]
+
+
+@program
+def locals_in_comprehensions():
+    def f(x, n):
+        a = [sorted(locals()) for i in range(2)]
+        b = [[sorted(k for k in locals() if k != "k") for j in range(1)] for i in range(1)]
+        c = {k: sorted(locals()) for k in "ab"}
+        i = 7
+        d = [i for i in range(3)]
+        return x + n, a, b, c, i, d
+
+    return f, [(x(), 1), (x(), 2)]
+
+
+@program
+def locals_with_cells():
+    def f(x, n):
+        def g():
+            nonlocal n
+            n += 1
+            return n, sorted(locals())
+
+        before = locals()
+        r = g()
+        return x + n, r, before["n"], locals()["n"]
+
+    return f, [(x(), 1), (x(), 2)]

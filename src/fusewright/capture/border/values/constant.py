@@ -17,6 +17,7 @@ import operator
 import pathlib
 import re
 import struct
+import sys
 import types
 import typing
 import uuid
@@ -55,6 +56,15 @@ class Types(frozenset[type]):
         return frozenset.__contains__(self, kind) or (isinstance(kind, type) and issubclass(kind, PLACEMENTS))
 
 
+# What `def f[T]` and `type X = ...` make (PEP 695): written in C from CPython 3.12 on.
+TYPE_PARAMETERS: tuple[type, ...] = (typing.TypeVar,)
+if sys.version_info >= (3, 12):
+    TYPE_PARAMETERS += (typing.ParamSpec, typing.TypeVarTuple, typing.TypeAliasType)
+TYPE_ALIASES: tuple[type, ...] = (
+    types.GenericAlias, types.UnionType, type(typing.Callable[..., int]),
+    type(typing.Optional[int]),  # noqa: UP045
+)  # fmt: skip
+
 # Immutable in practice: guarded by identity once, then read natively.
 FROZEN_TYPES: frozenset[type] = Types({
     types.CodeType, re.Pattern, re.Match, Field, inspect.Signature, inspect.Parameter, struct.Struct, decimal.Decimal,
@@ -62,9 +72,8 @@ FROZEN_TYPES: frozenset[type] = Types({
     uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
     pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag,
     operator.itemgetter,
-    operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any),
-    type(typing.Callable[..., int]), type(typing.Callable),
-    type(typing.Optional[int]), type(typing.Optional),  # noqa: UP045
+    operator.attrgetter, operator.methodcaller, *TYPE_PARAMETERS, *TYPE_ALIASES, type(typing.Any),
+    type(typing.Callable), type(typing.Optional),
     types.GetSetDescriptorType, types.MemberDescriptorType,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property,
     functools.cached_property,

@@ -441,9 +441,13 @@ class _Inline:
 _INLINE_VALUES = 1 << 2  # CPython's Py_TPFLAGS_INLINE_VALUES, from 3.13 on: instances keep the values themselves
 
 
-def probe(kind: type) -> object:
-    """An object with a dictionary that CPython keeps, and so asks, as it does for instances of `kind`."""
-    return _Inline() if kind.__flags__ & _INLINE_VALUES else types.SimpleNamespace()
+def probe(world: World, obj: object, name: str) -> object:
+    """An object with a dictionary that CPython keeps, and so asks, as it does that of `obj`: the real one, if that
+    lacks `name` too."""
+    record = world.outside(obj)
+    if record is not None and name not in object.__getattribute__(record.real, "__dict__"):
+        return record.real
+    return _Inline() if world.type_of(obj).__flags__ & _INLINE_VALUES else types.SimpleNamespace()
 
 
 def _as_its_class_is(kind: type, name: str, found: object) -> bool:
@@ -495,8 +499,8 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
         return
     namespace = instance_dict(world, obj)
     if namespace is None or read_namespace(namespace, name) is MISSING:
-        asked = _bare(name, found) if namespace is None else probe(kind)
-        raise refusal(world, lambda probe: delattr(probe, name), asked, obj)
+        asked = _bare(name, found) if namespace is None else probe(world, obj, name)
+        raise refusal(world, lambda probe: object.__delattr__(probe, name), asked, obj)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:

@@ -457,7 +457,8 @@ def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:
         raise GraphBreak("tensor-attribute", f"del {kind.__qualname__}.{name}")
     namespace = _namespace(world, tensor)
     if namespace.get(name, MISSING) is MISSING:
-        raise objects.refusal(world, lambda probe: delattr(probe, name), objects.probe(kind), tensor)
+        asked = objects.probe(world, tensor, name)
+        raise objects.refusal(world, lambda probe: object.__delattr__(probe, name), asked, tensor)
     if type(namespace) is OutsideDict:
         namespace.remove(name)
     else:

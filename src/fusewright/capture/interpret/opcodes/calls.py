@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
-from fusewright.capture.bytecode.instructions import NULL, VERSION
+from fusewright.capture.border.native import native
+from fusewright.capture.bytecode.instructions import NULL, TUPLES_ASK_LENGTH, VERSION, intrinsic_body
 from fusewright.capture.interpret.class_body import build_class
 from fusewright.capture.interpret.opcodes.build import callable_text, merge_keywords
 from fusewright.capture.interpret.opcodes.errors import prepare_reraise
@@ -83,7 +85,7 @@ def _call_ex(frame: Frame, has_keywords: bool, null_last: bool) -> None:
     function = below if null_last or below is not NULL else above
     if type(args) is not tuple:
         try:
-            args = elements(frame, args, listed=True)
+            args = elements(frame, args, listed=TUPLES_ASK_LENGTH)
         except UserException as signal:
             if not isinstance(signal.exception, TypeError) or hasattr(type(args), "__iter__"):
                 raise
@@ -174,28 +176,69 @@ def _stop_iteration_error(frame: Frame, error: BaseException) -> BaseException:
     return replaced
 
 
-_INTRINSICS_1: dict[str, Callable[[Any, Any], object]] = {
+def _made_by(name: str, frame: Frame, *args: Any) -> object:
+    """A type parameter or an alias (PEP 695). What evaluates it when it is asked can be given to the instruction only,
+    which takes the module from the function that it is in."""
+    maker = types.FunctionType(_intrinsic_body(name, len(args)), frame.function.__globals__)
+    made = native(maker, *args)
+    frame.world.made[id(made)] = made, maker, args, None
+    return made
+
+
+_intrinsic_body = functools.cache(intrinsic_body)
+
+
+def _generic_base(frame: Frame, parameters: Any) -> NoReturn:
+    kind = SkipFrame if frame.back is None else GraphBreak
+    raise kind("class-creation", "a class with type parameters")
+
+
+def _with_default(frame: Frame, parameter: Any, evaluate: Any) -> object:
+    made, maker, args, _ = frame.world.made[id(parameter)]
+    setter = types.FunctionType(_intrinsic_body("INTRINSIC_SET_TYPEPARAM_DEFAULT", 2), frame.function.__globals__)
+    frame.world.made[id(parameter)] = made, maker, args, (setter, evaluate)
+    return native(setter, parameter, evaluate)
+
+
+def _with_type_parameters(frame: Frame, function: Any, parameters: Any) -> object:
+    function.__type_params__ = parameters
+    return function
+
+
+_INTRINSICS_1: dict[str, Callable[..., object]] = {
     "INTRINSIC_STOPITERATION_ERROR": _stop_iteration_error,
     "INTRINSIC_UNARY_POSITIVE": lambda frame, value: frame.world.unary("+", value),
     "INTRINSIC_LIST_TO_TUPLE": lambda frame, value: tuple(value),
+    "INTRINSIC_SUBSCRIPT_GENERIC": _generic_base,
 }
+_INTRINSICS_2: dict[str, Callable[..., object]] = {
+    "INTRINSIC_PREP_RERAISE_STAR": prepare_reraise,
+    "INTRINSIC_SET_FUNCTION_TYPE_PARAMS": _with_type_parameters,
+    "INTRINSIC_SET_TYPEPARAM_DEFAULT": _with_default,
+}
+
+
+for _name in ("TYPEVAR", "PARAMSPEC", "TYPEVARTUPLE", "TYPEALIAS"):
+    _INTRINSICS_1[f"INTRINSIC_{_name}"] = functools.partial(_made_by, f"INTRINSIC_{_name}")
+for _name in ("TYPEVAR_WITH_BOUND", "TYPEVAR_WITH_CONSTRAINTS"):
+    _INTRINSICS_2[f"INTRINSIC_{_name}"] = functools.partial(_made_by, f"INTRINSIC_{_name}")
 
 
 @opcode("CALL_INTRINSIC_1")
 def call_intrinsic_1(frame: Frame, name: str) -> None:
-    intrinsic = _INTRINSICS_1.get(name)
-    if intrinsic is None:
-        raise SkipFrame("unsupported-instruction", name)
-    frame.stack[-1] = intrinsic(frame, frame.stack[-1])
+    frame.stack[-1] = _intrinsic(_INTRINSICS_1, name)(frame, frame.stack[-1])
 
 
 @opcode("CALL_INTRINSIC_2")
 def call_intrinsic_2(frame: Frame, name: str) -> None:
-    if name != "INTRINSIC_PREP_RERAISE_STAR":
+    second = frame.stack.pop()
+    frame.stack[-1] = _intrinsic(_INTRINSICS_2, name)(frame, frame.stack[-1], second)
+
+
+def _intrinsic(table: dict[str, Callable[..., object]], name: str) -> Callable[..., object]:
+    if name not in table:
         raise SkipFrame("unsupported-instruction", name)
-    stack = frame.stack
-    raised = stack.pop()
-    stack[-1] = prepare_reraise(frame, stack[-1], raised)
+    return table[name]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
