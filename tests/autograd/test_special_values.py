@@ -120,7 +120,7 @@ def test_gradients_of_gradients_of_elements(name: str) -> None:
 def test_tangents_of_elements(name: str, over_reverse: bool) -> None:
     """PyTorch's formulas meet zeros without memory, which stay zero whatever they are multiplied by."""
     function = torch.func.grad(lambda x: OF_ELEMENTS[name](x).sum()) if over_reverse else OF_ELEMENTS[name]
-    run = lambda x: torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]  # noqa: E731
+    run = lambda x: torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
     x = torch.tensor(VALUES).repeat_interleave(64)
     try:
         wanted = run(x)

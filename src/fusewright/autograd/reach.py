@@ -89,8 +89,8 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
 
 
 def _reach(masks: dict[Any, int], parts: dict[Any, dict[int, int]], node: Any, number: int, mask: int) -> None:
-    """Adds outputs that come to a node at its result of this number. Each result of an operator on lists has gradients of
-    its own, which go to the elements of its number in each list."""
+    """Adds outputs that come to a node at its result of this number. Each result of an operator on lists has gradients
+    of its own, which go to the elements of its number in each list."""
     masks[node] = masks.get(node, 0) | mask
     if node.name().startswith("Foreach"):
         held = parts.setdefault(node, {})

@@ -199,7 +199,8 @@ def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         for leaf in _ends(outputs):
             # the engine would go on outside, perhaps to one of these
             value = histories.get(id(leaf), leaf)
-            if _is_ours(leaf) and any(one is not value for one in outside) and not tensors.known_leaf(tracer.world, value):
+            beyond = _is_ours(leaf) and any(one is not value for one in outside)
+            if beyond and not tensors.known_leaf(tracer.world, value):
                 _refuse("torch.autograd.grad past a tensor whose graph was made outside of the compiled function")
         for value in inputs:
             _without_hooks(tracer.world, value)
@@ -437,7 +438,7 @@ def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None 
     """Tensor.detach_: of an input with a gradient it changes the program's tensor; of a view it is an error."""
     world, detach = tracer.world, torch._C.TensorBase.detach_
     if args or kwargs:
-        return native(detach, torch.empty(0, device="cpu"), *args, **kwargs)  # which raises
+        return native(detach, torch.empty(0, device="cpu"), *args, **kwargs or {})  # which raises
     outside = world.outside(tensor) is not None
     if torch.is_inference_mode_enabled():
         return tensor if outside else world.torch_call(detach, (tensor,), {})

@@ -332,7 +332,7 @@ def known_leaf(world: World, tensor: torch.Tensor) -> bool:
     """Whether a tensor is one; the same capture serves another from outside only if that is one, too."""
     if world.outside(tensor) is None:
         return is_leaf(tensor)
-    return guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf"))
+    return bool(guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")))
 
 
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
