@@ -124,7 +124,9 @@ _COMMUNICATE = ("torch.distributed.fsdp", "torch.distributed._composable")
 def _communicates(module: torch.nn.Module) -> bool:
     """Whether hooks fetch its parameters from other processes (FSDP2). They are no part of a graph: it begins behind
     them."""
-    return any(getattr(hook, "__module__", "").startswith(_COMMUNICATE) for hook in module._forward_pre_hooks.values())
+    return any(
+        getattr(hook, "__module__", "").startswith(_COMMUNICATE) for hook in module._forward_pre_hooks.values()
+    )
 
 
 class TwinBase:

@@ -746,7 +746,5 @@ def _of_one_result(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Co
     return run
 
 
-PROGRAMS.update(
-    {f"a_backward_of_some_results_runs_no_{name}": _of_one_result(make) for name, make in NOT_OF_ZERO.items()}
-)
+PROGRAMS.update({f"a_backward_of_some_results_runs_no_{name}": _of_one_result(make) for name, make in NOT_OF_ZERO.items()})
 """What the program's own code would make of zeros is no part of a backward that does not come to it."""

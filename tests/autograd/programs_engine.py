@@ -594,9 +594,7 @@ def asked_behind_a_break_of_what_lists_hold(compiled: Compiled) -> list[Any]:
         kept = [a * 2]
         kept.append(torch.tanh(kept[0]))
         fusewright.graph_break()
-        return (
-            torch.autograd.grad(kept[1].sum(), kept[0], retain_graph=True)[0] + torch.autograd.grad(kept[1].sum(), a)[0]
-        )
+        return torch.autograd.grad(kept[1].sum(), kept[0], retain_graph=True)[0] + torch.autograd.grad(kept[1].sum(), a)[0]
 
     f = compiled(fn)
     return [f(random(4, 3)) for _ in range(3)]

@@ -263,9 +263,7 @@ def test_gradients_of_gradients_along_a_dimension_that_are_asked_inside(name: st
         found = [ALONG[name](x * 2)]
         weights = torch.arange(found[0].numel(), dtype=found[0].dtype).view(found[0].shape).sin()
         while len(found) < 4:
-            order = torch.autograd.grad(
-                (found[-1] * weights[: len(found[-1])]).sum(), x, create_graph=True, allow_unused=True
-            )[0]
+            order = torch.autograd.grad((found[-1] * weights[: len(found[-1])]).sum(), x, create_graph=True, allow_unused=True)[0]
             if order is None or not order.requires_grad:
                 break
             weights = torch.arange(order.numel(), dtype=order.dtype).view(order.shape).sin()
@@ -358,10 +356,7 @@ def test_whether_the_gradient_of_a_running_product_has_a_gradient(shape: tuple[i
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(x.cumprod(-1).sin().sum(), x, create_graph=True)[0]
 
-    found = [
-        run(torch.full(shape, 0.5).requires_grad_())
-        for run in (function, fusewright.compile(function, dynamic=dynamic))
-    ]
+    found = [run(torch.full(shape, 0.5).requires_grad_()) for run in (function, fusewright.compile(function, dynamic=dynamic))]
     torch.testing.assert_close(found[1], found[0])
     assert found[0].requires_grad == found[1].requires_grad
 
@@ -430,10 +425,7 @@ def test_what_is_saved_of_rows_that_are_known_to_lie_apart_while_their_length_va
     for function in (f, compiled):
         function(torch.arange(1.0, 10.0).reshape(3, 3), torch.tensor(1.0))
         for rows, columns in ((8, 5), (6, 4), (8, 6)):
-            x, y = (
-                torch.arange(float(rows * columns)).reshape(rows, columns)[::2],
-                torch.tensor(3.0, requires_grad=True),
-            )
+            x, y = torch.arange(float(rows * columns)).reshape(rows, columns)[::2], torch.tensor(3.0, requires_grad=True)
             result = function(x, y * 1)
             result.backward(torch.arange(float(len(x))) + 1)
             found.append((result.detach(), x, y.grad))

@@ -119,11 +119,7 @@ def mapped(f: Function) -> list[Any]:
 
 def batched(f: Function) -> list[Any]:
     found: list[Any] = []
-    for rows in (
-        torch.eye(64).view(64, 4, 16),
-        torch.eye(64).view(64, 16, 4).mT,
-        torch.ones(3, 1, 16).expand(3, 4, 16),
-    ):
+    for rows in (torch.eye(64).view(64, 4, 16), torch.eye(64).view(64, 16, 4).mT, torch.ones(3, 1, 16).expand(3, 4, 16)):
         result = f(*(given := arguments()))
         found += torch.autograd.grad(result, given, rows, is_grads_batched=True)
     return found
@@ -159,13 +155,9 @@ def test_several_outputs_of_one_operator() -> None:
     compiled = fusewright.compile(f)
     x = arguments()[0]
     for place in range(2):
-        torch.testing.assert_close(
-            torch.autograd.grad(compiled(x)[place].sum(), x), torch.autograd.grad(f(x)[place].sum(), x)
-        )
+        torch.testing.assert_close(torch.autograd.grad(compiled(x)[place].sum(), x), torch.autograd.grad(f(x)[place].sum(), x))
     spread, middle = compiled(x)
-    torch.testing.assert_close(
-        torch.autograd.grad((spread * middle).sum(), x), torch.autograd.grad(f(x)[0] @ f(x)[1], x)
-    )
+    torch.testing.assert_close(torch.autograd.grad((spread * middle).sum(), x), torch.autograd.grad(f(x)[0] @ f(x)[1], x))
     assert is_native(compiled)
 
 

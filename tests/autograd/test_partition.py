@@ -86,9 +86,7 @@ def test_an_input_that_is_compared_with_its_extreme_is_compared_again() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("make", [functional.silu, functional.mish, lambda x: torch.logaddexp(x.sin(), x)])
-@pytest.mark.parametrize(
-    "reduce", [lambda y: y.var(0), lambda y: y.std((0, 2)), lambda y: (y - y.mean(0)) / 0, lambda y: y[0, 0, :1].var()]
-)
+@pytest.mark.parametrize("reduce", [lambda y: y.var(0), lambda y: y.std((0, 2)), lambda y: (y - y.mean(0)) / 0, lambda y: y[0, 0, :1].var()])
 def test_one_element_less_its_mean_is_zero(
     reduce: Callable[[torch.Tensor], torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:

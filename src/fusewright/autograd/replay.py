@@ -59,7 +59,9 @@ REPACKED = (
 class _Program:
     """The nodes to run, in order, and the user code among them."""
 
-    def __init__(self, graph: torch.fx.Graph, inputs: int, outputs: int, user_code: tuple[UserCode, ...]) -> None:
+    def __init__(
+        self, graph: torch.fx.Graph, inputs: int, outputs: int, user_code: tuple[UserCode, ...]
+    ) -> None:
         self.wanted: tuple[Any, ...] = tuple(output_node(graph).args[0])[:outputs]  # type: ignore[arg-type]
         self.inside = {node: one for one in user_code if isinstance(one, Application) for node in one.nodes}
         self.nodes, self.written = self._needed(graph, inputs, user_code)

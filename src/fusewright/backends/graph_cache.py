@@ -122,7 +122,9 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> L
     return Lookup(graph, None, known, assumed)
 
 
-def save(to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, made: Generated) -> None:
+def save(
+    to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, made: Generated
+) -> None:
     """Stores what was compiled for the graph of `lookup`, if it can be stored."""
     if lookup.key is None:
         return

@@ -60,9 +60,9 @@ OPTIONS: dict[str, Option] = {
         dict,
         {},
         'sizes to pad dimensions to, e.g. {"seq": [64, 128, 256]}: "batch" and "seq" are the first and second '
-        "dimension of tensor "
+        'dimension of tensor '
         'arguments, "NAME.1" is one argument\'s; where padding cannot be shown to be exact, code for any size is '
-        "compiled",
+        'compiled',
         wrong=_wrong_buckets,
     ),
     "shape_padding": Option(

@@ -274,15 +274,7 @@ class _Builder:
         touched = (*buffers, *spills)
         self.steps.append(
             LaunchCall(
-                kernel.name,
-                code.key,
-                device.index or 0,
-                touched,
-                by_value,
-                written,
-                grid,
-                sizes,
-                code.scratch > 0,
+                kernel.name, code.key, device.index or 0, touched, by_value, written, grid, sizes, code.scratch > 0,
                 code.waits,
             )
         )

@@ -192,3 +192,4 @@ class _Own:
 
     target: Operator
     args: list[Any]
+

@@ -258,7 +258,9 @@ def shortened(graph: torch.fx.Graph, bodies: Bodies) -> Short:
     for node in graph.nodes:
         if node.op == "call_function":
             if node not in skipped:
-                copies[node] = add_call(new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies))
+                copies[node] = add_call(
+                    new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies)
+                )
                 if node is bodies.calls[first + KEPT * period - 1]:
                     end = bodies.calls[last : last + period]
                     copies.update(

@@ -333,11 +333,7 @@ class Parser:
         mode = self.expect("|".join(map(re.escape, MODES.values())), "an assignment")
         self.definitions()
         return ir.Store(
-            buffer,
-            index,
-            self.value(),
-            {text: mode for mode, text in MODES.items()}[mode],
-            bindings,  # type: ignore
+            buffer, index, self.value(), {text: mode for mode, text in MODES.items()}[mode], bindings  # type: ignore
         )
 
     # --- calls of operators ---

@@ -101,12 +101,7 @@ _WINDOWS: dict[OpOverload, tuple[object, ...]] = {
     },
     **{
         getattr(torch.ops.aten, f"avg_pool{rank}d_backward").default: (
-            (1,) * rank,
-            (1,) * rank,
-            (0,) * rank,
-            False,
-            True,
-            None,
+            (1,) * rank, (1,) * rank, (0,) * rank, False, True, None,
         )
         for rank in (2, 3)
     },
@@ -116,24 +111,21 @@ _WINDOWS: dict[OpOverload, tuple[object, ...]] = {
     torch.ops.aten.reflection_pad3d.default: ((0, 0, 0, 0, 0, 0),),
 }
 """What they are asked with behind their tensors: windows and margins that fit into one element."""
-_OTHERS = (
-    frozenset(
-        getattr(torch.ops.aten, name).default
-        for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
-        for name in (loss, f"{loss}_backward")
-    )
-    | {
-        *_SIZED,
-        *_PLACED,
-        *_HALVED,
-        *_WINDOWS,
-        torch.ops.aten.convolution.default,
-        torch.ops.aten.rsub.Tensor,
-        torch.ops.aten.rsub.Scalar,
-    }
-    | {
-        getattr(torch.ops.aten, name).default
-        for name in """cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
+_OTHERS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
+    for name in (loss, f"{loss}_backward")
+) | {
+    *_SIZED,
+    *_PLACED,
+    *_HALVED,
+    *_WINDOWS,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten.rsub.Tensor,
+    torch.ops.aten.rsub.Scalar,
+} | {
+    getattr(torch.ops.aten, name).default
+    for name in """cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
         upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
         upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d hardswish hardswish_
         hardswish_backward hardsigmoid_backward hardtanh_backward hardshrink_backward softshrink_backward
@@ -143,8 +135,7 @@ _OTHERS = (
         binary_cross_entropy_with_logits native_batch_norm _native_batch_norm_legit
         _native_batch_norm_legit_no_training
         _native_batch_norm_legit_functional native_batch_norm_backward""".split()
-    }
-)
+}
 
 
 _SPREAD = frozenset(getattr(torch.ops.aten, name).correction for name in ("var", "std", "var_mean", "std_mean"))

@@ -123,10 +123,8 @@ def _facts(op: OpOverload) -> OperatorFacts:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     # Where the CPU has a kernel, the parts are for other devices: they round halves at each step.
     known = torch._C._dispatch_has_kernel(op.name())  # the dispatcher has no `aten::size`, which native code asks for
-    composite = (
-        known
-        and has_kernel(op.name(), "CompositeImplicitAutograd")
-        and (schema.name == "aten::native_channel_shuffle" or not has_kernel(op.name(), "CPU"))
+    composite = known and has_kernel(op.name(), "CompositeImplicitAutograd") and (
+        schema.name == "aten::native_channel_shuffle" or not has_kernel(op.name(), "CPU")
     )
     return OperatorFacts(
         arguments=tuple(a.name for a in schema.arguments),

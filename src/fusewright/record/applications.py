@@ -152,19 +152,6 @@ def again(value: Any, lists: bool = True) -> Any:
 
 
 _CONSTANT = frozenset(
-    {
-        int,
-        float,
-        bool,
-        str,
-        bytes,
-        complex,
-        torch.dtype,
-        torch.device,
-        torch.memory_format,
-        torch.layout,
-        type(None),
-        type(NotImplemented),
-        types.ModuleType,
-    }
+    {int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, type(None),
+     type(NotImplemented), types.ModuleType}
 )

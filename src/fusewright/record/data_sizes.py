@@ -220,7 +220,9 @@ def _bins(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorTy
     return TensorType((size,), (1,), dtype, type_.device)
 
 
-def _nonzero_for_call(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _nonzero_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
     (source,) = args
     if not isinstance(source, TracedTensor) or recorder.speculation is None or not source.ndim:
         return NotImplemented
@@ -250,7 +252,9 @@ def _masked_select_for_call(
     return _masked_index(recorder, aten.index.Tensor, (both[0], [both[1]]), {})
 
 
-def _bincount_for_call(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _bincount_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
     """Each number adds 1, or its weight, to its bin. (A negative one is an index out of range.)"""
     source = args[0]
     weights: Any = argument(func, args, kwargs, 1)
@@ -278,7 +282,9 @@ def _bincount_for_call(recorder: Recorder, func: OpOverload, args: tuple[Any, ..
     return call(aten.scatter_add.default, (empty, 0, numbers, weights), {})
 
 
-def _unique_for_call(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _unique_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
     """Of whole numbers: sorted, and then those that differ from the one before. (Of floats, -0 is 0.)"""
     source = args[0]
     if not isinstance(source, TracedTensor) or source.is_floating_point() or source.is_complex():
@@ -310,9 +316,9 @@ def _unique_for_call(recorder: Recorder, func: OpOverload, args: tuple[Any, ...]
 
 
 _LARGEST = (1 << 63) - 1
-
-
-def _extension_for_call(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _extension_for_call(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
     """An operator of a library's with one result, whose shape function asks for a new size."""
     if kwargs or recorder.env is None or recorder.speculation is None or fake_kernel(func) is None:
         return NotImplemented

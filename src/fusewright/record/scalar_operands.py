@@ -126,6 +126,7 @@ class _Call:
         left, right = self.pair(value, factor)
         return self.run(aten.mul.Tensor, left, right)
 
+
     def exactly(self, compute: Callable[..., Any], *places: int) -> Any:
         """`compute` of these arguments as PyTorch's kernels do it that scale an operand: in the type of the result, and
         half types in float32, so that the scaled operand is not rounded by itself."""

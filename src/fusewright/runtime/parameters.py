@@ -62,4 +62,6 @@ def with_prepacking(plan: Callable[..., Any], prepacking: Prepacking, inputs: in
     try:
         return _native.PreparedPlan(plan, prepare, inputs, prepacking.inputs, sizes)
     except NotImplementedError:
-        return lambda *given: plan(*given, *prepare(*(given[position] for position in (*prepacking.inputs, *sizes)))[0])
+        return lambda *given: plan(
+            *given, *prepare(*(given[position] for position in (*prepacking.inputs, *sizes)))[0]
+        )

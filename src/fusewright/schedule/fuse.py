@@ -331,7 +331,8 @@ class Fuser:
                 return False
             sunk = {lane_of(nest, recipe) for nest in group.nests}
             if "outer" in sunk and (
-                other.flat or (outer // VECTOR < options.min_parallel and group.nests[0].points() > columns)
+                other.flat
+                or (outer // VECTOR < options.min_parallel and group.nests[0].points() > columns)
             ):
                 return False
             if "outer" in sunk and self._stores_outside(group, other) and self._too_many_rows(group, other, recipe):

@@ -81,9 +81,7 @@ def _site(plan: Plan, number: int, step: RunExtern) -> Site | None:
         return None
     wanted = [(batch, heads, columns, features), (batch, heads, columns, features), (batch, heads, rows, features)]
     fits = sizes.product(
-        _equal(*pair)
-        for shape, ref in zip(wanted, refs[1:])
-        for pair in zip(shape, ref.shape)  # type: ignore
+        _equal(*pair) for shape, ref in zip(wanted, refs[1:]) for pair in zip(shape, ref.shape)  # type: ignore
     )
     outer = tuple(Axis(sizes.loop_symbol(f"o{k}", extent), extent) for k, extent in enumerate((batch, heads, rows)))
     masked = None

@@ -351,3 +351,4 @@ def _checked(
     lines = tuple(dict.fromkeys((*rows.locations, *kernel.locations)))
     origins = tuple(dict.fromkeys((*rows.origins, *kernel.origins)))
     return _Found(tuple(steps), last, replace(kernel, locations=lines, origins=origins), producers)
+

@@ -222,7 +222,9 @@ def _storing(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Kernel:
     return replace(kernel, stages=tuple(stages), dtypes=tuple(dtypes), inplace=())
 
 
-def of_producers(plan: Plan, chosen: Sequence[Producer], widened: Sequence[Producer] = ()) -> list[Replacement]:
+def of_producers(
+    plan: Plan, chosen: Sequence[Producer], widened: Sequence[Producer] = ()
+) -> list[Replacement]:
     """What is left of the producers' kernels, in their places, once products compute the chosen ones' buffers
     themselves, and read the others as halves."""
     dropped: dict[int, set[str]] = {}

@@ -440,7 +440,8 @@ def _with(d: Dim, old: Expr, new: Dim) -> Dim:
     if isinstance(d, int):
         return d
     return total(
-        product(new if atom is old else atom for atom in monomial) * n for monomial, n in (*d.terms, ((), d.constant))
+        product(new if atom is old else atom for atom in monomial) * n
+        for monomial, n in (*d.terms, ((), d.constant))
     )
 
 

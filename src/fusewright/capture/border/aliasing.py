@@ -103,7 +103,8 @@ def _distinct_dicts(world: World, written: set[int]) -> list[Guard]:
         records = [
             one
             for one in records
-            if id(one.value) in world.owners or (of_arguments and _is_argument(one.source.base))  # type: ignore[attr-defined]
+            if id(one.value) in world.owners
+            or (of_arguments and _is_argument(one.source.base))  # type: ignore[attr-defined]
         ]
     if not records or len(records) + len(given) < 2:
         return []

@@ -417,7 +417,9 @@ class Resumption:
 
     __slots__ = ("__weakref__", "_bound", "code", "wrap")
 
-    def __init__(self, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]) -> None:
+    def __init__(
+        self, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]
+    ) -> None:
         self.code = code
         self.wrap = wrap
         self._bound: tuple[object, Callable[..., object]] | None = None

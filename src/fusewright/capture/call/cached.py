@@ -231,10 +231,8 @@ def _held_before(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if lacks(record.real):
         world.guard("CALL", record.source, lacks)
         return MISSING
-    alone = (
-        not kwargs
-        and not fn.cache_parameters()["typed"]
-        and all(is_constant(value) for value in args if value is not tensors[0])
+    alone = not kwargs and not fn.cache_parameters()["typed"] and all(
+        is_constant(value) for value in args if value is not tensors[0]
     )
     holds = _Holds(fn, tuple(None if value is tensors[0] else value for value in args), MISSING)
     held = holds.entry(record.real) if alone else MISSING

@@ -326,7 +326,9 @@ def _reduce_scatter(tracer: Tracer, given: Kwargs) -> Any:
     group, output = _group(tracer, given["group"]), _plain(given["output"], "reduce_scatter")
     parts = _like(tracer, given["input_list"], output, group.size(), "reduce_scatter")
     whole = tracer.world.torch_call(torch.stack, (parts,), {})
-    started = _begin(tracer, "reduce_scatter_tensor", whole, _reduction(given["op"]), group.size(), group.group_name)
+    started = _begin(
+        tracer, "reduce_scatter_tensor", whole, _reduction(given["op"]), group.size(), group.group_name
+    )
 
     def end(result: Any) -> None:
         _into(tracer, output)(tracer.world.torch_call(torch._C.TensorBase.select, (result, 0, 0), {}))

@@ -69,7 +69,6 @@ ROWS: dict[int, Row] = {
     id(function): call_support.checked(function, row) for table in _TABLES for function, row in table
 }
 
-
 def _control_flow(place: tuple[str, str]) -> Row:
     def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         from fusewright.capture.call import higher_order  # lazy: few programs have any, and it defines operators

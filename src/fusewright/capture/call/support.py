@@ -68,7 +68,10 @@ def native_iterable(world: World, obj: Any, sets: bool = False) -> Any:
         return obj
     if sets and isinstance(obj, (set, frozenset)):  # which looks into sets without asking a subclass
         return obj
-    if isinstance(obj, _CONTAINERS) and classes.python_method(world, type(obj), "__iter__") is None:
+    if (
+        isinstance(obj, _CONTAINERS)
+        and classes.python_method(world, type(obj), "__iter__") is None
+    ):
         return obj
     iterator = world.iterate(obj)
     method = classes.python_method(world, type(iterator), "__next__")

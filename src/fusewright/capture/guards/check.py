@@ -508,7 +508,7 @@ _ADVICE = {
     "SIZE": _DYNAMIC,
     "EQUALS": "If a Python value changes from call to call, pass it as a tensor. ",
     "IS": "The object is another one at each call: make it once and keep it (a function or class made for each call "
-    "is new each time). ",
+          "is new each time). ",
     "TYPE": "Pass the same types, or compile one function for each. ",
     "LENGTH": "Keep the length of the container the same, or pass one tensor. ",
     "KEYS": "Keep the keys of the dictionary and their order the same. ",

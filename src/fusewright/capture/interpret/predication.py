@@ -308,7 +308,9 @@ class _Joining:
         call = self.tracer.world.torch_call
         if isinstance(holds, _Way) and isinstance(fails, _Way) and holds.result is fails.result:
             return self.choose(holds, base)
-        return call(torch.where, (self.condition(relation), self.choose(holds, base), self.choose(fails, base)), {})
+        return call(
+            torch.where, (self.condition(relation), self.choose(holds, base), self.choose(fails, base)), {}
+        )
 
     def condition(self, relation: Relation) -> object:
         call = self.tracer.world.torch_call

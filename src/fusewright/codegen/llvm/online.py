@@ -146,9 +146,7 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
         if axis.extent % length == 0:  # type: ignore[operator]
             return start, length
         return start, b.intrinsic(
-            "smin",
-            b.op("sub nsw", b.const(axis.extent, "i64"), start),
-            b.const(length, "i64"),  # type: ignore
+            "smin", b.op("sub nsw", b.const(axis.extent, "i64"), start), b.const(length, "i64")  # type: ignore
         )
 
     def body(inside: list[Context], carried: list[Value]) -> list[Value]:

@@ -91,7 +91,9 @@ class WideTile:
                 self._part(inside[0], view, kept, lambda: run(inside, []))
                 return []
 
-            def passes(inside: list[Context], start: Value | None, length: Dim | Value, _: list[Value]) -> list[Value]:
+            def passes(
+                inside: list[Context], start: Value | None, length: Dim | Value, _: list[Value]
+            ) -> list[Value]:
                 self._rows(inside[0], view, rows, kept, start, length)
                 return []
 

@@ -564,7 +564,11 @@ class Lowering:
 
     def store_into(self, target: Value, source: Value) -> None:
         ref = window(target)
-        if ref is None or not lie_apart(ref, self.graph) or not self.computable((target, source), {}, target.type):
+        if (
+            ref is None
+            or not lie_apart(ref, self.graph)
+            or not self.computable((target, source), {}, target.type)
+        ):
             self.emit(
                 Extern(
                     self.operation_name(), torch.ops.aten.copy_.default,

@@ -412,7 +412,9 @@ def marked(expression: Expression) -> Marked | None:
                 if isinstance(index, IndexValue) and isinstance(index.index, sizes.Symbol):
                     others = [other for other in parts if other is not part]
                     if all(is_free_of(one, index.index) for one in (number, value, *others)):
-                        return Marked(index.index, number, functools.reduce(both, others, true), value, tuple(casts))
+                        return Marked(
+                            index.index, number, functools.reduce(both, others, true), value, tuple(casts)
+                        )
     return None
 
 

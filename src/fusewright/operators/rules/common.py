@@ -160,8 +160,7 @@ def is_dense(t: TensorType) -> bool:
             for single in combinations(unknown, count)
         )
     axes = sorted(
-        (axis for axis in range(t.ndim) if t.shape[axis] >= 2),
-        key=lambda axis: t.stride[axis],  # type: ignore
+        (axis for axis in range(t.ndim) if t.shape[axis] >= 2), key=lambda axis: t.stride[axis]  # type: ignore
     )
     if any(size == 0 for size in t.shape):
         axes = sorted(range(t.ndim), key=lambda axis: (t.shape[axis] < 2, t.stride[axis]))  # type: ignore[operator]

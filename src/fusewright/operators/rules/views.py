@@ -210,8 +210,7 @@ def _split(self: TensorType, split_size: Dim, dim: int = 0) -> object:
     size = self.shape[axis]
     count = max(-(-size // split_size), 1)  # type: ignore[type-var]
     return tuple(
-        _slice(self, axis, i * split_size, min((i + 1) * split_size, size))
-        for i in range(count)  # type: ignore
+        _slice(self, axis, i * split_size, min((i + 1) * split_size, size)) for i in range(count)  # type: ignore
     )
 
 

@@ -183,7 +183,9 @@ def of_data(world: World, value: Any) -> Any:
     return TracedArray(world, tensor)
 
 
-def on_values(world: World, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_values(
+    world: World, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """What NumPy itself gives for arrays whose values are known, or taken for granted; None where they are not."""
     if world.recorder.speculation is None or not (numpy_calls.name_of(function) or id(function) in _PURE):
         return None

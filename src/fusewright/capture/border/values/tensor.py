@@ -46,7 +46,6 @@ from fusewright.sizes.symint import dim_of
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
 
-
 def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
     if torch._C._functorch.is_functorch_wrapped_tensor(real):
@@ -151,7 +150,9 @@ def size_guards(world: World) -> list[Guard]:
         for known in env.symbols.values():
             if known.symbol in env.assumed or known.symbol in env.shown:
                 least = 2 if known.symbol in env.assumed else 1
-                sizes.append(Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES))
+                sizes.append(
+                    Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES)
+                )
             if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
                 bound = Relation("<=", known.symbol.lower, known.symbol)
                 sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))

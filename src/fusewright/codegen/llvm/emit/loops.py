@@ -158,7 +158,9 @@ class Loops:
             return self._one_pass(ctx, strip, strip.length, groups, body)
         return self._dynamic(ctx, strip, strip.length, groups, body)
 
-    def _vector_contexts(self, ctx: Context, base: Scope, strip: Strip, masks: Sequence[Value | None]) -> list[Context]:
+    def _vector_contexts(
+        self, ctx: Context, base: Scope, strip: Strip, masks: Sequence[Value | None]
+    ) -> list[Context]:
         """One context for each mask: vector k starts k * lanes after the base scope's value of the axis."""
         made = []
         for k, mask in enumerate(masks):

@@ -37,8 +37,7 @@ def attention_backward(graph: torch.fx.Graph, context: PassContext) -> torch.fx.
 def _is_short(node: Node) -> bool:
     gradient, query, key, value, out, logsumexp, dropout = node.args[:7]
     kinds: list[TensorType] = [
-        one.meta["type"]
-        for one in (gradient, query, key, value, out, logsumexp)  # type: ignore[union-attr]
+        one.meta["type"] for one in (gradient, query, key, value, out, logsumexp)  # type: ignore[union-attr]
     ]
     if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
         return False

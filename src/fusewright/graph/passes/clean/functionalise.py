@@ -100,7 +100,9 @@ def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
             copies[node] = new.node_copy(node, copies.__getitem__)
             continue
         meta = node.meta
-        made = copies[node] = add_call(new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies))
+        made = copies[node] = add_call(
+            new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies)
+        )
         made.meta = {name: meta[name] for name in _KEPT if name in meta} | marks_of(node)
         made.meta["location"] = meta.get("location", ())
         if isinstance(node.target, OpOverload) and facts(node.target).random:

@@ -87,7 +87,9 @@ def _unaligned(kind: TensorType, step: int) -> int | None:
     for along in (1, 0):
         other = kind.stride[-1 - along]
         if kind.stride[along - 2] == 1 and kind.shape[-1 - along] != 1:
-            return along if isinstance(other, int) and other % step and kind.shape[along - 2] % step else None
+            return (
+                along if isinstance(other, int) and other % step and kind.shape[along - 2] % step else None
+            )
     return None
 
 

@@ -49,7 +49,8 @@ def merge_linear(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for (x, *_), nodes in groups.items():
         columns = sum(node.meta["type"].shape[1] for node in nodes)
         if (
-            len(nodes) < 2 or _rows(nodes[0], env) * x.meta["type"].shape[1] * columns < LEAST_MERGED_WORK  # type: ignore
+            len(nodes) < 2
+            or _rows(nodes[0], env) * x.meta["type"].shape[1] * columns < LEAST_MERGED_WORK  # type: ignore
         ):
             continue
         fitting = [node for node in nodes if _retype(node, replace(node.meta["type"], stride=(columns, 1)), {}, env)]

@@ -181,7 +181,9 @@ class _Packing:
     def candidates(self, linear: Linear, rows: Dim) -> tuple[str, ...]:
         """The candidates that the product may take. A matrix for the rows that usually come needs sizes that the call
         has as inputs."""
-        return tuple(one for one in candidates_for(linear) if one != MKL or not linear.varies or self.usual.has(rows))
+        return tuple(
+            one for one in candidates_for(linear) if one != MKL or not linear.varies or self.usual.has(rows)
+        )
 
     def bias_apart(self, node: Node, bias: Node | None, rows: Dim) -> bool:
         """Whether the one kernel that reads the product `node` shall add its bias. Products take it as what they add
@@ -465,8 +467,7 @@ class _Packing:
         ):
             return
         gamma, beta, mean, variance = (
-            self.in_float(one, node)
-            for one in (gamma, beta, mean, variance)  # type: ignore[arg-type]
+            self.in_float(one, node) for one in (gamma, beta, mean, variance)  # type: ignore[arg-type]
         )
         scale = self.call(aten.rsqrt.default, self.call(aten.add.Scalar, variance, epsilon, at=node), at=node)
         if gamma is not None:
