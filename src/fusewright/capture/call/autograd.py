@@ -215,8 +215,7 @@ def _note_freed(tracer: Tracer, given: dict[str, Any]) -> None:
 
 
 def _backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    """torch.autograd.backward: gradients are accumulated into traced leaves, and stored to the outside ones' `grad` at
-    the end."""
+    """torch.autograd.backward: traced leaves gather the gradients, which the outside ones' `grad` gets at the end."""
     names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
     _run_backward(tracer, dict(zip(names, args)) | kwargs)
 
