@@ -126,7 +126,7 @@ FACTS = """
 {a} is {b} | hash({a}) == hash({b}) | any({a} is one for one in [{b}]) | {a}.is_contiguous(memory_format=torch.channels_last) | {a}.grad is None | {a}.untyped_storage().nbytes() | str({a}.shape)
 type({a}).__name__ | {a}.is_inference() | {a}.retains_grad | {a}.is_complex() | {a}.ndim | {a}.nelement() | {a}.size(-1) | [*{a}.size()] | {a}.names | {a}.itemsize | {a}.is_conj() | torch.is_tensor({a}) | isinstance({a}, torch.nn.Parameter)
 torch.result_type({a}, {b}) | torch.can_cast({a}.dtype, {b}.dtype) | torch.promote_types({a}.dtype, {b}.dtype) | torch.is_grad_enabled() | {a}.shape == {b}.shape | {a}.is_set_to({b}) | {a}.device.type | f"{{{a}.shape}} {{{a}.dtype}}"
-torch.cond({a}.sum() > 0, lambda one: one + 1, lambda one: one - 1, ({a},)) | "yes" if {a}.sum() > 0 else "no" | [v for v in {a}.flatten().tolist() if v] | {a}.sum().item() + 1 | bool({m}.any()) | repr({a}) | str({a}) | {a}.detach().numpy().shape
+"yes" if {a}.sum() > 0 else "no" | [v for v in {a}.flatten().tolist() if v] | {a}.sum().item() + 1 | bool({m}.any()) | repr({a}) | str({a}) | {a}.detach().numpy().shape
 """
 # What writes; its value is the tensor written to, or nothing.
 WRITES = """
@@ -146,7 +146,7 @@ STATEMENTS = """
 STATE.add_({s}) | STATE.copy_({a}.sum()) | KEPT.append({a}) | COUNT[0] += 1 | {a}.register_hook(lambda g: g * 2) if {a}.requires_grad else None
 {a}.retain_grad() if {a}.requires_grad else None | {a}.grad = None | {a}[torch.tensor([0, {k}])] = {b} | {a}[::2], {b} = {s}, {a} + 1 | {a}[0], {a}[-1] = {a}[-1], {a}[0]
 {a}, {b} = {b}, {a} | KEPT[:] = [{a}] | KEPT.append(lambda one={a}: one + 1) | {a}.data = {b} | {a}.grad = torch.ones_like({a}) | {a}.backward(torch.ones_like({a}), retain_graph=True) | ({a} * 2).sum().backward()
-for _ in range(2): {a} = {a} + 1 | while {a}.dim() < 3: {a} = {a}[None] | for r in {a}: r.mul_(2) | for r in {a}: STATE.add_(r.sum()) | assert {a}.dim() >= 0, "no" | print({a}.shape) | torch.utils.swap_tensors({a}, {b})
+for _ in range(2): {a} = {a} + 1 | while {a}.dim() < 3: {a} = {a}[None] | for r in {a}: r.mul_(2) | for r in {a}: STATE.add_(r.sum()) | assert {a}.dim() >= 0, "no" | print({a}.shape)
 torch.autograd.backward([{a}.sum()], inputs=[{b}]) | {a} = KEPT[-1] if KEPT and isinstance(KEPT[-1], torch.Tensor) and KEPT[-1].shape == {a}.shape else {a} | {a}.requires_grad_(False) | {a}.register_hook(lambda g: KEPT.append(g)) if {a}.requires_grad else None
 """
 
@@ -186,7 +186,7 @@ class Draft:
             return
         level = max([self.levels[name] for name in used], default=1)
         if kind in ("product", "nested"):
-            level = sum(self.levels[name] for name in used) + 1
+            level = sum(self.levels[name] for name in used) * (2 if len(used) == 1 else 1) + 1
         name = f"v{len(self.lines)}"
         line = text if kind == "statement" else f"{name} = {text}"
         if kind == "write" and self.rng.random() < 0.5:

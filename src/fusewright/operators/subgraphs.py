@@ -81,14 +81,20 @@ def _choose(
 ) -> list[torch.Tensor]:
     program = _programs[key]
     with _drawing_from(state):
-        outputs = program.bodies[0 if predicate else 1](sizes, inputs)
+        # Tensors on meta, of which types are asked for, hold no predicate; the bodies' results are of the same types.
+        outputs = program.bodies[0 if predicate.is_meta or predicate else 1](sizes, inputs)
     return _laid_out(outputs, program.strides, inputs)
+
+
+def _goes_on(condition: torch.Tensor) -> bool:
+    """Not on meta: what a loop carries keeps its types."""
+    return not condition.is_meta and bool(condition)
 
 
 def _repeat(key: str, sizes: list[int], carried: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     program = _programs[key]
     values: Tensors = carried
-    while program.bodies[0](sizes, (*values, *inputs))[0]:
+    while _goes_on(program.bodies[0](sizes, (*values, *inputs))[0]):
         values = program.bodies[1](sizes, (*values, *inputs))
     return _laid_out(values, program.strides, [*carried, *inputs])
 
@@ -107,7 +113,7 @@ def _repeat_backward(
     taken: list[Tensors] = []
     with _drawing_from(state):
         values: Tensors = carried
-        while condition(sizes, (*values, *inputs))[0]:
+        while _goes_on(condition(sizes, (*values, *inputs))[0]):
             taken.append(values)
             states += [] if state is None else [torch.get_rng_state()]
             values = body(sizes, (*values, *inputs))

@@ -204,6 +204,18 @@ def test_a_long_scan_is_one_operator() -> None:
         torch.testing.assert_close(compiled(x), higher_order.scan(lambda c, a: (c + a, c * a), torch.zeros(4), x))
 
 
+def test_a_choice_of_what_the_call_writes_to_with_gaps() -> None:
+    """Its type is asked for again, of tensors that hold no predicate."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    (mine, theirs), compiled = ([torch.ones(3, 18)[..., 1:-1] for _ in range(2)]), fusewright.compile(f)
+    torch.testing.assert_close(compiled(mine), f(theirs))  # an internal error is one here, too
+    torch.testing.assert_close(mine, theirs)
+
+
 def test_gradients_of_gradients_through_a_choice() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x * 2,)) * 3

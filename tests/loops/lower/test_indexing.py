@@ -93,6 +93,15 @@ def test_scatters() -> None:
     check(function, torch.randn(5, 6), index, torch.randn(5, 4), P)
 
 
+def test_scatters_of_one_number_without_dimensions() -> None:
+    def function(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        return [x.scatter_add(0, i, v), x.scatter(0, i, v), x.scatter_reduce(0, i, v, "sum"), x.gather(0, i)]
+
+    compiled, index = fusewright.compile(function), torch.zeros(1, dtype=torch.int64)
+    for i, v in ((index, torch.tensor(2.0)), (index[0], torch.ones(1)), (index[0], torch.tensor(2.0)), (index, torch.ones(1))):
+        torch.testing.assert_close(compiled(torch.ones(1), i, v), function(torch.ones(1), i, v))
+
+
 def test_what_loops_do_not_express_stays_a_library_call() -> None:
     x = torch.randn(5, 6)
     index = torch.randint(0, 5, (5, 6))

@@ -332,8 +332,8 @@ def masked_put(call: Call, self: Value, mask: Value, values: Value, accumulate: 
 
 def scatter_along(call: Call, self: Value, dim: int, index: Value, value: Any, mode: Any) -> Value:
     low = call.lowering
-    if self.ndim == 0 or index.ndim == 0:
-        raise Fallback("scatter into a scalar")
+    if self.ndim == 0 or index.ndim == 0 or (isinstance(value, Value) and value.ndim == 0):
+        raise Fallback("scatter into a scalar, or of one")
     dim = normalize_dim(dim, self.ndim)
     symbols = axis_symbols(index.shape)
     place = list(symbols)
