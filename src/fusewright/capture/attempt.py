@@ -347,7 +347,7 @@ def _inference(world: World, outputs: tuple[object, ...], wants_gradients: bool)
     """The inference mode that all of the graph runs under to give the kinds of tensors that eager gives; None if it is
     the caller's. A transform that takes gradients leaves the mode."""
     roots = [memory_root(value) for value in outputs if isinstance(value, TracedTensor)]
-    kinds = {root.is_inference() for root in roots if not root.is_input}
+    kinds = {root.is_inference() for root in roots if not root.input_storage}
     if world.infers:
         if wants_gradients or False in kinds:
             raise Retry(inference=False)

@@ -294,8 +294,9 @@ _GIVEN_TO_A_MASK = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0",
 
 def _made_zero(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Zeros without memory (the gradient of sgn): kernels read memory."""
-    zeros = recorder.dispatch(aten.zeros.default, args, kwargs)
-    zeros.node.meta["zeros"] = True  # type: ignore[attr-defined]
+    zeros: Any = recorder.dispatch(aten.zeros.default, args, kwargs)
+    if zeros.node is not None:  # a torch-level graph holds none
+        zeros.node.meta["zeros"] = True
     return zeros
 
 
@@ -306,7 +307,8 @@ def _make_dual(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, o
 
 def _is_zero(value: object) -> bool:
     """Whether it is zeros without memory, or a view of them."""
-    return isinstance(value, TracedTensor) and "zeros" in memory_root(value).node.meta
+    node = memory_root(value).node if isinstance(value, TracedTensor) else None
+    return node is not None and "zeros" in node.meta
 
 
 _OF_ZEROS: dict[OpOverload, Callable[[bool, bool], bool]] = {  # from which operands zeros without memory become such
