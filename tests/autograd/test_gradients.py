@@ -727,3 +727,33 @@ def test_what_asks_the_engine_serves_no_leaf_and_no_other_alike(name: str) -> No
                 result = pytree.tree_map_only(torch.Tensor, torch.Tensor.tolist, result)
                 found.append((error, result, str(x.grad), str(y.grad), x.tolist(), x.requires_grad))
             assert found[1] == found[0], order
+
+
+BEHIND_A_BREAK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "slice": lambda x: (x * 2)[1:],
+    "view_as_real": lambda x: torch.view_as_real(x * 2 + 0j),
+    "part of view_as_real": lambda x: torch.view_as_real(x * 2 + 0j)[:, 0],
+    "real": lambda x: torch.fft.fft(x * 2).real,
+    "imag": lambda x: torch.fft.fft(x * 2).imag[1:],
+    "view_as_complex": lambda x: torch.view_as_complex((x * 2).reshape(2, 2)),
+    "real of view_as_complex": lambda x: torch.view_as_complex((x * 2).reshape(2, 2)).real,
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", BEHIND_A_BREAK)
+def test_views_that_leave_may_be_written_to(name: str, backend: str) -> None:
+    """Autograd refuses that of views that a function of its own has made."""
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        view = BEHIND_A_BREAK[name](x)
+        fusewright.graph_break()
+        view.mul_(3)
+        return view.unsqueeze_(0).abs().sum()
+
+    found = []
+    for run in (write, fusewright.compile(write, backend=backend)):
+        x = torch.arange(1.0, 5.0).requires_grad_()
+        run(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)

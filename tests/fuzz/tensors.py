@@ -98,9 +98,9 @@ torch.func.vmap(lambda r: r * 2 + {s})({a}) | torch.func.vmap(lambda r: r.sum(),
 torch.func.vmap(lambda r: r.cumsum(0), out_dims=-1)({a}) | torch.func.vmap(lambda r: torch.where(r > 0, r, {b}))({a}) | torch.func.vmap(lambda r: r[{k}])({a})
 torch.func.vmap(lambda r: r @ {b})({a}) | torch.func.vmap(lambda r, q: r * q, in_dims=({d}, None))({a}, {b}) | torch.func.vmap(torch.func.vmap(torch.neg))({a})
 torch.func.grad(lambda r: (r * r).sum())({f}) | torch.func.grad(lambda r: (r * {b}).sum())({f}) | torch.func.grad_and_value(lambda r: r.square().sum())({f})[1]
-torch.func.vmap(torch.func.grad(lambda r: (r * r).sum()))({f}) | torch.func.jvp(lambda r: r * r, ({f},), ({f},))[1] | torch.func.jvp(torch.mul, ({f}, {g}), ({g}, {f}))[1]
-torch.func.vjp(lambda r: r * {s}, {f})[1]({f})[0] | torch.func.jacrev(lambda r: r.sum(0) * 2)({f}) | torch.func.jacfwd(lambda r: r.square().sum(-1))({f})
-torch.func.hessian(lambda r: r.square().sum())({f}) | torch.func.functionalize(lambda r: r.clone().add_(1))({a}) | torch.func.grad(lambda r: torch.func.grad(lambda q: (q * q * r).sum())({f}).sum())({f})
+torch.func.vmap(torch.func.grad(lambda r: (r * r).sum()))({f}) | torch.func.jvp(lambda r: r * r, ({f},), ({f},))[1] | torch.func.jvp(torch.mul, ({f}, {g}), ({f}, {g}))[1]
+torch.func.vjp(lambda r: r * {s}, {f})[1]({f})[0] | torch.func.jacrev(lambda r: r.sum(0) * 2)({f}.flatten()[:9]) | torch.func.jacfwd(lambda r: r.square().sum(-1))({f}[..., :3].flatten()[:9])
+torch.func.hessian(lambda r: r.square().sum())({f}.flatten()[:9]) | torch.func.functionalize(lambda r: r.clone().add_(1))({a}) | torch.func.grad(lambda r: torch.func.grad(lambda q: (q * q * r).sum())({f}).sum())({f})
 torch.utils.checkpoint.checkpoint(lambda r: r * r.relu(), {f}, use_reentrant=False) | torch.utils.checkpoint.checkpoint(torch.mul, {f}, {g}, use_reentrant=False)
 torch.autograd.grad(({f} * {g}).sum(), {f}, create_graph=True)[0] | torch.autograd.grad(({f} * {f}).sum(), {f})[0] | torch.autograd.grad({f}.relu(), {f}, torch.ones_like({f}), create_graph=True)[0]
 torch.autograd.grad([{f} * 2, {g} * {f}], [{f}, {g}], [torch.ones_like({f}), torch.ones_like({g} * {f})], allow_unused=True)[0] | torch.autograd.functional.vjp(lambda r: r * r, {f}, {f})[1]
@@ -115,9 +115,9 @@ torch.nn.functional.embedding_bag({i}.abs() % 2, {f}, mode="sum") | torch.index_
 torch.nn.functional.max_unpool1d(*F.max_pool1d({f}, 2, return_indices=True), 2) | torch.segment_reduce({f}, "sum", lengths=torch.tensor([1, {k}])) | {a}.as_strided({a}.shape, {a}.stride()) | {a}.resize(2, 2)
 """
 OF_NESTED = """
-torch.func.vmap(lambda r: r.softmax(0))({f}) | torch.func.jacrev(torch.sin)({f}) | torch.func.grad(lambda r: r.exp().sum())({f}) | torch.func.vmap(lambda r: F.dropout(r, 0.5), randomness="different")({f})
-torch.func.jvp(torch.tanh, ({f},), ({g},))[1] | torch.func.hessian(lambda r: r.sin().sum())({f}) | torch.utils.checkpoint.checkpoint(lambda r: F.dropout(r.exp(), 0.5), {f}, use_reentrant=False)
-torch.autograd.grad({f}.exp().sum(), {f}, create_graph=True)[0] | torch.func.vmap(lambda r: F.layer_norm(r, r.shape))({f}) | torch.fft.rfft({f}).abs() | torch.fft.fft({f}).real | torch.fft.irfft({f})
+torch.func.vmap(lambda r: r.softmax(0))({f}) | torch.func.jacrev(torch.sin)({f}.flatten()[:9]) | torch.func.grad(lambda r: r.exp().sum())({f}) | torch.func.vmap(lambda r: F.dropout(r, 0.5), randomness="different")({f})
+torch.func.jvp(torch.tanh, ({f},), ({f},))[1] | torch.func.hessian(lambda r: r.sin().sum())({f}.flatten()[:9]) | torch.utils.checkpoint.checkpoint(lambda r: F.dropout(r.exp(), 0.5), {f}, use_reentrant=False)
+torch.autograd.grad({f}.exp().sum(), {f}, create_graph=True)[0] | torch.fft.rfft({f}).abs() | torch.fft.fft({f}).real | torch.fft.irfft({f})
 torch.special.i0({f}) | torch.special.erfcx({f}) | torch.special.xlogy({f}, {g}) | torch.sinc({f}) | torch.trapz({f}.exp()) | torch.func.vmap(torch.linalg.vector_norm)({f})
 torch.autograd.functional.hessian(lambda r: r.exp().sum(), {f}.flatten()[:5]) | torch.special.log_ndtr({f}) | torch.nan_to_num({f}.log()) | torch.renorm({f}, 2, {d}, 1.0)
 """

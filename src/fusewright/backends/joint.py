@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch._ops import OpOverload
+
 from fusewright import _native
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import differentiable
@@ -37,6 +39,8 @@ from fusewright.graph.generators import drawing_devices
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.printer import print_graph
+from fusewright.operators.overlap import view_chain
+from fusewright.operators.schema import facts
 from fusewright.runtime.training_graphs import Half
 from fusewright.sizes.expressions import Expr
 
@@ -75,8 +79,10 @@ def compile_joint(
     if backward.user_code is not None:
         again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
     in_parts = _parts(halves.backward, compile_half)
+    recast = _recasts(halves.forward, backward.outputs)
     run_forward = compile_half(halves.forward, "forward")
-    if not isinstance(run_forward, (_native.Plan, Half)):  # what runs plans makes its outputs in memory of their own
+    # What runs plans makes its outputs in memory of their own, but for views that PyTorch's operators make.
+    if recast or not isinstance(run_forward, (_native.Plan, Half)):
         run_forward = _without_views(run_forward, backward.outputs)
     groups = _groups(joint, halves, backward, bool(in_parts))
     compiled_groups = []
@@ -117,6 +123,13 @@ def _without(
         return below_autograd(to_compile.module(graph).forward)
 
     return make
+
+
+def _recasts(forward: torch.fx.Graph, outputs: int) -> bool:
+    """Whether an output is a view of a temporary under another dtype (`view_as_real`)."""
+    nodes = [node for node in forward.output_node().args[0][:outputs] if isinstance(node, torch.fx.Node)]  # type: ignore
+    views = (view for node in nodes for view in view_chain(node)[1:])
+    return any(isinstance(view.target, OpOverload) and facts(view.target).recasts for view in views)
 
 
 def _without_views(forward: Callable[..., Any], outputs: int) -> Callable[..., Any]:
