@@ -127,7 +127,8 @@ def _without(
 
 def _recasts(forward: torch.fx.Graph, outputs: int) -> bool:
     """Whether an output is a view of a temporary under another dtype (`view_as_real`)."""
-    nodes = [node for node in forward.output_node().args[0][:outputs] if isinstance(node, torch.fx.Node)]  # type: ignore
+    returned: Any = forward.output_node().args[0]
+    nodes = [node for node in returned[:outputs] if isinstance(node, torch.fx.Node)]
     views = (view for node in nodes for view in view_chain(node)[1:])
     return any(isinstance(view.target, OpOverload) and facts(view.target).recasts for view in views)
 

@@ -92,9 +92,10 @@ def _takes_wrapped(compiled: Callable[..., Any], wrapped: dict[Form, list[tuple[
 def under_inference_mode(compiled: Callable[..., Any], enabled: bool) -> Callable[..., Any]:
     """`compiled`, to run under inference mode or without it, as the captured frame does by itself."""
     mode = torch._C._InferenceMode
+    inside = compiled if enabled else torch.no_grad()(compiled)  # whoever leaves the mode turns gradients on
 
     def run(*inputs: Any) -> Any:
-        with mode(enabled), torch.no_grad():
-            return compiled(*inputs)
+        with mode(enabled):
+            return inside(*inputs)
 
     return run
