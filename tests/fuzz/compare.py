@@ -28,8 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusewright._native import CompiledFunction
 from fusewright.base.records import dataclass, field
 from fusewright.capture.border.values.constant import FROZEN_TYPES
+from fusewright.module import ModuleCaller, TwinBase
 
 FACTOR = 4
 # What rounding may leave of results that cancel, as a part of the largest, or of 1.
@@ -101,6 +103,9 @@ class Walk:
             self.leaves.append((path, IDENTITY, (known,), None))
             return
         how = KINDS.get(kind) or self.kinds.get(kind) or kind_of(kind, self.kinds)
+        if how.stands_for:
+            self.walk(getattr(value, how.stands_for), path, depth)
+            return
         if how.number:
             exact = struct.pack("d", value).hex() if issubclass(kind, float) else repr(value)
             self.leaves.append((path, CLASS, (kind.__name__,), (value, exact)))
@@ -119,11 +124,15 @@ class Walk:
 
     def tensor(self, value: torch.Tensor, path: Path, depth: int) -> None:
         kind = type(value).__name__
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            self.leaves.append((path, CLASS, (kind,), None))
+            return
         if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
             self.leaves.append((path, DTYPE, (kind, value.dtype), None))
             return
         leaf, grad, inference = _said(lambda: value.is_leaf), value.requires_grad, value.is_inference()
-        facts = (kind, value.dtype, tuple(value.shape), value.layout, grad, leaf, inference)
+        shape = tuple(value.shape if value.layout is not torch.jagged else (type(size) is int and size for size in value.shape))
+        facts = (kind, value.dtype, shape, value.layout, grad, leaf, inference)
         with torch.no_grad():  # what is read is compared before anything writes to it
             if value.layout == torch.strided:
                 full = value.numel() > 0
@@ -135,11 +144,17 @@ class Walk:
                     held = held.resolve_conj().resolve_neg()
                 self.leaves.append((path, STRIDED, facts, held))
             else:
-                self.leaves.append((path, OF_TENSOR, facts, value.to_dense()))
-        if leaf is True and not inference and value.grad is not None:
+                self.leaves.append((path, OF_TENSOR, facts, None if value.layout is torch.jagged else value.to_dense()))
+        for name, ask in PARTS_OF.get(value.layout, {}).items():
+            self.walk(ask(value.detach()), (path, name), depth + 1)
+        if (leaf is True or value.retains_grad) and not inference and value.grad is not None:
             self.walk(value.grad, (path, ".grad"), depth + 1)
         elif leaf is True and grad:
             self.leaves.append(((path, ".grad"), CLASS, ("none",), None))
+        if leaf is True:  # other tensors of ours are made by other nodes, whose hooks may be elsewhere
+            held = {name: hooks for name in HOOKS if (hooks := getattr(value, name))}
+            for name, part in (held | value.__dict__ if value.layout is not torch.jagged else held).items():
+                self.walk(part, (path, f".{name}"), depth + 1)
 
     def memory(self, value: torch.Tensor) -> tuple[int, int] | None:
         """(number of the memory, bytes from where the first tensor over it begins)."""
@@ -149,6 +164,14 @@ class Walk:
         place = value.storage_offset() * value.itemsize
         number, start = self.memories.setdefault(storage._cdata, (len(self.memories), place))
         return number, place - start
+
+
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+# What a tensor holds that is not dense, beyond its elements.
+PARTS_OF: dict[torch.layout, dict[str, Callable[[Any], Any]]] = {
+    torch.sparse_coo: {".coalesced": torch.Tensor.is_coalesced, ".indices": torch.Tensor._indices},
+    torch.jagged: {".values": lambda value: value._values, ".offsets": lambda value: value._offsets},
+}
 
 
 def _exactly(value: Any) -> str:
@@ -277,17 +300,20 @@ PARTS: tuple[tuple[tuple[type, ...], Way], ...] = (
 )
 
 
+STAND_FOR = {TwinBase: "_fusewright_original", CompiledFunction: "__wrapped__"}
 OPAQUE = logging.Logger | weakref.WeakKeyDictionary  # beyond their row of PARTS
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How an object of a type is walked. ways: to what it holds; identity: whether it is told which object it is."""
+    """How an object of a type is walked. ways: to what it holds; identity: whether it is told which object it is;
+    stands_for: the attribute that holds the program's own object, in whose place it is."""
 
     ways: tuple[Way, ...]
     tensor: bool
     number: bool
     identity: bool
+    stands_for: str = ""
 
 
 CHANGES = 1 << 9  # the flag of a type that Python code has made, so that what it has may change
@@ -303,14 +329,16 @@ def kind_of(kind: type, changing: dict[type, Kind]) -> Kind:
     # A constant tuple, or another immutable object, may be one object or several: nobody should ask.
     identity = not issubclass(kind, tuple | np.generic) and kind not in FROZEN_TYPES
     held = tuple(way for way in ways if way is not None)
-    found = Kind(held, issubclass(kind, torch.Tensor), issubclass(kind, float | complex), identity)
+    stands_for = next((name for base, name in STAND_FOR.items() if issubclass(kind, base)), "")
+    found = Kind(held, issubclass(kind, torch.Tensor), issubclass(kind, float | complex), identity, stands_for)
     (changing if kind.__flags__ & CHANGES else KINDS)[kind] = found
     return found
 
 
 def _attributes(value: object) -> Named:
     try:
-        return ((f".{name}", held) for name, held in object.__getattribute__(value, "__dict__").items())
+        held = object.__getattribute__(value, "__dict__").items()
+        return ((f".{name}", part) for name, part in held if type(part) is not ModuleCaller)
     except AttributeError:
         return iter(())
 

@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusewright.base.records import dataclass
-from tests.fuzz import python, state, tensors
+from tests.fuzz import modules, python, state, tensors
 from tests.fuzz.session import Finding, World, errors_of, examine, printed, steps_of
 
 SLOWEST = 120.0  # seconds that one program may take, its shrinking included
-GENERATORS = {"tensors": tensors.program, "python": python.program, "state": state.program}
+GENERATORS = {"tensors": tensors.program, "python": python.program, "state": state.program, "modules": modules.program}
 SIMPLER = (
     (r"^SETTINGS = .+$", "SETTINGS = {}"),
     (r"(made\([^=]*?\)(?:, \w+)*[^()]*\)).+$", r"\1"),

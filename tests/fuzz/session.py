@@ -40,7 +40,7 @@ import fusewright
 from fusewright.base.events import STREAM, Captured, Event, FellBack, InternalError
 from fusewright.base.records import dataclass, field, replace
 from fusewright.operators.schema import facts
-from tests.fuzz import state
+from tests.fuzz import module_layers, state
 from tests.fuzz.compare import EXACTLY, Begun, Leaf, difference, flatten
 from tests.fuzz.deviations import DEVIATIONS, IN_BACKWARD, IN_GRADIENTS_OF_GRADIENTS, Deviation
 from tests.fuzz.python_classes import PRELUDE
@@ -100,6 +100,7 @@ class World:
     python: bool = False  # whether what is said in errors and printed counts
     state: bool = False  # whether the process must be put back when it is done with
     draft: bool = False  # whether it is only asked for its errors
+    partly: bool = False  # whether the program says itself which parts of it are compiled
     begun: Begun = field(default_factory=Begun)
     seen: dict[str, Any] = field(default_factory=dict)  # roots of the last step
 
@@ -113,12 +114,26 @@ class World:
             return
         with self.precision():
             exec(_compiled(self.text), self.names)  # text that a generator of this folder has written
-        if self.compiled:
-            settings = {"recompile_limit": 64, **self.names.get("SETTINGS", {})}
-            if settings.get("backend", "native") == "native":
-                settings["options"] = {"fallback_random": True, **settings.get("options", {})}
-            self.names["program"] = fusewright.compile(self.names["program"], **settings)
+        if not self.partly:
+            self.names["program"] = self.compile(self.names["program"])
         self.random = _random_state()
+
+    def compile(self, what: Any, how: Callable[..., Any] = fusewright.compile) -> Any:
+        """What the program calls in the place of this: itself, if nothing is to be compiled."""
+        if not self.compiled:
+            return what
+        settings = {"recompile_limit": 64, **self.names.get("SETTINGS", {})}
+        if settings.get("backend", "native") == "native":
+            settings["options"] = {"fallback_random": True, **settings.get("options", {})}
+        return how(what, **settings)
+
+    def compile_part(self, what: Any) -> Any:
+        self.partly = True
+        return self.compile(what)
+
+    def compile_in_place(self, module: torch.nn.Module) -> None:
+        self.partly = True
+        self.compile(module, fusewright.compile_)
 
     def prelude(self) -> dict[str, Any]:
         dtypes = {name: self.dtype(dtype) for name, dtype in DTYPES.items()}
@@ -130,6 +145,8 @@ class World:
             "made": self.make if self.rounding is None else _disable_current_modes()(self.make),
             "backward": backward,
             "begin": self.begin,
+            "compiled": self.compile_part,
+            "compiled_": self.compile_in_place,
             "caught": caught,
             **FUNCTIONS,
             **dtypes,
@@ -148,7 +165,8 @@ class World:
                 torch.set_default_dtype(before)
 
     def begin(self, **more: bool) -> None:
-        """Gives the program the names that Python programs begin with; state=True: also those of state.py."""
+        """Gives the program the names that Python programs begin with; state=True: also those of state.py; modules=True:
+        of modules.py."""
         sys.modules.setdefault("world", types.ModuleType("world"))  # dataclasses ask for it
         before, tracer = len(self.names), sys.gettrace()
         sys.settrace(None)
@@ -158,6 +176,8 @@ class World:
             torch.set_default_dtype(self.dtype(torch.float32))
             exec(_compiled(state.PRELUDE), self.names)
             self.state = True
+        if more.get("modules"):
+            exec(_compiled(module_layers.PRELUDE), self.names)
         if not self.draft:
             self.begun.note([*self.names.values()][before:])
         if self.state:
