@@ -149,9 +149,9 @@ def _is_stacked(dims: list[tuple[Dim, Dim]]) -> bool:
 def is_dense(t: TensorType) -> bool:
     """Non-overlapping and dense (c10/core/TensorImpl.cpp, compute_non_overlapping_and_dense)."""
     if any(isinstance(s, Expr) for s in (*t.shape, *t.stride)):
-        if is_contiguous(t) or is_channels_last(t):
-            return True
         dims = [dim for dim in zip(t.shape, t.stride, strict=True) if dim[0] != 1]
+        if _is_stacked(dims) or is_contiguous(t) or is_channels_last(t):  # the first asks nothing
+            return True
         unknown = [dim for dim in dims if isinstance(dim[0], Expr)]
         return any(
             _is_stacked([dim for dim in dims if id(dim) not in map(id, single)])
