@@ -139,6 +139,16 @@ def test_forward_of_the_class_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(compiled(X), X * 3)
 
 
+def test_forward_becomes_that_of_another_module_of_the_class() -> None:
+    net, other = Net(), Net()
+    compiled = fusewright.compile(net, backend="eager")
+    same(net, compiled, X)
+    net.forward = other.forward  # type: ignore[method-assign]
+    for _ in range(2):
+        same(net, compiled, X)
+    assert torch.equal(compiled(X), other(X))
+
+
 class Dropping(Net):
     def __init__(self) -> None:
         super().__init__()

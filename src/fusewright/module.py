@@ -71,12 +71,10 @@ class ModuleCaller:
         hooks = has_hooks(module)
         if plain and not hooks:
             forward = module.forward
-            function = getattr(forward, "__func__", None)
-            if function is self._forward and self._fast is not None:
-                return self._fast(module, *args, **kwargs)
             if _is_own(forward, module):
-                self._forward, self._fast = forward.__func__, self.wrap(forward.__func__)
-                self._fast.plainly = entry  # type: ignore[attr-defined]
+                if self._fast is None or forward.__func__ is not self._forward:
+                    self._forward, self._fast = forward.__func__, self.wrap(forward.__func__)
+                    self._fast.plainly = entry  # type: ignore[attr-defined]
                 return self._fast(module, *args, **kwargs)
         if plain and hooks and _native.modes_known() and _communicates(module):
             forward = module.forward

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize, prune, stateless, rnn, parametrizations
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 nn = torch.nn
+torch.set_num_threads(1)  # on a busy machine threads wait for one another
 
 def fixed(module):
     # parameters that float32 holds exactly

@@ -101,6 +101,7 @@ class Draft:
     rng: random.Random
     kind: str
     parts: list[tuple[str, tables.Part]] = field(default_factory=list)
+    only: tables.Part | None = None  # what the module begins with; all its changes are made, one after the other
 
     def fill(self, text: str, name: str = "", kind: str = "") -> str:
         rng = self.rng
@@ -121,7 +122,7 @@ class Draft:
         """The class of the module; the kind of its result is `last`, if given."""
         rng, kind = self.rng, self.kind
         init, body = ["super().__init__()", "self.calls = 0"], ["hidden = []"]
-        wanted = rng.randrange(1, MOST + 1)
+        wanted = rng.randrange(1, MOST + 1) if self.only is None else 1
         for _ in range(12):
             possible = PARTS[kind]
             if len(self.parts) >= wanted:
@@ -129,7 +130,7 @@ class Draft:
                     break
                 possible = [part for part in possible if part.kinds[2] != kind]
             name = f"l{len(self.parts)}"
-            part = rng.choice(possible)
+            part = rng.choice(possible) if self.only is None or self.parts else self.only
             self.parts.append((name, part))
             init += self.fill(part.init, name, kind).split("\n")
             body += self.fill(part.call, name, kind).split("\n")
@@ -153,28 +154,44 @@ class Draft:
             return self.fill(rng.choice(tables.MODULE_HOOKS))
         return self.fill(rng.choice(CHANGES))
 
+    def statement(self, training: bool, change: str = "") -> str:
+        """A change, after which it goes on if it raises; `p` is a parameter."""
+        change = self.fill(change, "l0", self.kind) if change else self.change(training)
+        prefix = f"p = parameter(m, {self.rng.randrange(6)})\n" if re.search(r"\bp\b", change) else ""
+        return f"with contextlib.suppress(Exception):\n{indent(prefix + _in_no_grad(change), 4)}"
+
+    def inside(self) -> list[str]:
+        """A program that changes things itself, around the calls of the module."""
+        rng = self.rng
+        body = [self.statement(False) for _ in range(rng.choice((0, 1, 1, 2)))] + ["r = m(x)"]
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            body.append(rng.choice((self.statement(False), self.statement(False), "backward(r)", "r = m(x), r", "m.zero_grad()")))
+            if rng.random() < 0.1:
+                body[-1] = f"{rng.choice(AROUND)}:\n{indent(body[-1], 4)}"
+        return [_step("program", [*body, "return r"]).replace("program()", "program(x)", 1)]
+
     def input(self, size: int, plain: bool) -> str:
         made = INPUTS[self.kind][0] if plain else self.rng.choice(INPUTS[self.kind])
         return made.replace("$b", str(size)).replace("$s", str(self.rng.randrange(50)))
 
 
-def program(seed: int) -> str:
-    """The text; it is drawn again while more than half of its steps raise."""
+def program(seed: int, only: tables.Part | None = None) -> str:
+    """The text; it is drawn again while more than half of its steps raise. only: the part that it is about."""
     text = ""
-    for again in range(6):
-        text = _drawn(random.Random(f"{seed} {again}"))
+    for again in range(20):
+        text = _drawn(random.Random(f"{seed} {again}"), only)
         errors = errors_of(text)
         if errors is not None and 2 * errors <= text.count("\ndef step"):
             break
     return text
 
 
-def _drawn(rng: random.Random) -> str:
+def _drawn(rng: random.Random, only: tables.Part | None) -> str:
     backend = rng.choices([name for name, _ in BACKENDS], [weight for _, weight in BACKENDS])[0]
     setting = rng.choices([text for text, _ in SETTINGS], [weight for _, weight in SETTINGS])[0]
     if "options" in setting and backend != "native":
         setting = ""
-    draft = Draft(rng, rng.choice(KINDS))
+    draft = Draft(rng, only.kinds[0] if only else rng.choice(KINDS), only=only)
     training = rng.random() < 0.45
     lines = [f"SETTINGS = {{'backend': '{backend}'{', ' + setting if setting else ''}}}", "begin(state=True, modules=True)"]
     lines += draft.net("v" if training else None)
@@ -188,6 +205,8 @@ def _drawn(rng: random.Random) -> str:
     lines.append("other = copy.deepcopy(m)" if rng.random() < 0.5 else "other = m")
     if training:
         more, call = _training(draft)
+    elif rng.random() < 0.3:
+        more, call = draft.inside(), "program(x)"
     elif rng.random() < 0.2:
         lines.append("held = {n: q.detach() for n, q in m.named_parameters()}")
         more, call = [f"def program(x): return {draft.fill(rng.choice(FUNCTIONAL))}"], "program(x)"
@@ -250,14 +269,15 @@ def _steps(draft: Draft, call: str, size: int, plain: bool, training: bool) -> l
     rng, steps = draft.rng, []
     made: list[str] = []
     grads, changing = rng.random() < 0.6, rng.random() < 0.75
-    for number in range(rng.choice((3, 4, 5, 6))):
+    all_of = draft.only.changes if draft.only else ()
+    wanted = [draft.statement(training, change) for change in rng.sample(all_of, len(all_of))]
+    for number in range(1 + len(wanted) if wanted else rng.choice((3, 4, 5, 6))):
         lines: list[str] = []
-        for _ in range(rng.choice((1, 1, 2)) if number and changing else 0):
-            change = rng.choice(made) if made and rng.random() < 0.2 else draft.change(training)
+        for _ in range(rng.choice((1, 1, 2)) if number and (changing or wanted) else 0):
+            change = rng.choice(made) if made and rng.random() < 0.2 else draft.statement(training)
+            change = wanted.pop() if wanted else change
             made.append(change)
-            number_of = rng.randrange(6)
-            prefix = f"p = parameter(m, {number_of})\n" if re.search(r"\bp\b", change) else ""
-            lines.append(f"with contextlib.suppress(Exception):\n{indent(prefix + _in_no_grad(change), 4)}")
+            lines.append(change)
         if number and rng.random() < 0.4:
             size = rng.choice(SIZES)
         if not number or rng.random() < 0.6:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusewright.capture.border.world import World
-from tests.fuzz import modules, run, session
+from tests.fuzz import module_layers, modules, run, session
 
 SAMPLE, SWEEP = 24, 4000
 
@@ -26,6 +26,15 @@ def test_sample(part: int) -> None:
 @pytest.mark.parametrize("part", range(SWEEP // 50))
 def test_sweep(part: int) -> None:
     check(range(1000 + part * 50, 1050 + part * 50))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", range(len(module_layers.PARTS)))
+def test_each_part(number: int) -> None:
+    for seed in range(6):
+        text = modules.program(seed, module_layers.PARTS[number])
+        found = session.examine(text)
+        assert found is None, f"seed {seed}: {found}\n{session.printed(text)}"
 
 
 def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

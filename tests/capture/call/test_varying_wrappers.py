@@ -87,6 +87,17 @@ def test_tensors_of_other_offsets_do_not_fit_each_other() -> None:
         compiled(x, jagged(1))
 
 
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("layer", [torch.nn.GRU(4, 4, batch_first=True), lambda x: (x * len(range(x.shape[1])),)])
+def test_a_program_may_fix_the_length_that_a_jagged_tensor_keeps(layer: Any, backend: str) -> None:
+    compiled = fusewright.compile(lambda x: layer(x.to_padded_tensor(0.0))[0], backend=backend)
+    for call in range(len(LENGTHS)):
+        x = jagged(call)
+        same(compiled(x), layer(x.to_padded_tensor(0.0))[0], rel=1e-5)
+        assert "max_seqlen" in x._metadata_cache  # a tensor of that size, which PyTorch marks as dynamic
+        same(compiled(x), layer(x.to_padded_tensor(0.0))[0], rel=1e-5)
+
+
 class Both(torch.Tensor):
     """Two tensors of one shape."""
 

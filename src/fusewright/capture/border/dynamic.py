@@ -21,6 +21,7 @@ from fusewright.base import marks
 from fusewright.base.errors import DynamicMarkError
 from fusewright.base.signals import Retry, SkipFrame
 from fusewright.capture.border.effects import changed, contents
+from fusewright.capture.border.values.nested import is_cached_length
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import (
     Attribute,
@@ -54,6 +55,8 @@ def symbolic_dims(real: torch.Tensor, source: Source, world: World) -> dict[int,
     options, env = world.tracer.options, world.recorder.env
     marked = _marked(real, marks.DYNAMIC)
     maybe = _marked(real, marks.MAYBE_DYNAMIC) | _marked(real, marks.UNBACKED)
+    if is_cached_length(source):  # PyTorch's own mark, of which the user knows nothing
+        marked, maybe = set(), maybe | marked
     wanted = _wanted(real, source, world)
     buckets = _buckets(real, source, world.module_sources, options)
     if env is None or options.dynamic is False:

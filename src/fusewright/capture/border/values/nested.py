@@ -12,6 +12,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fusewright._native import isinstance
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
@@ -24,11 +25,18 @@ if TYPE_CHECKING:
 CODE = "unsupported-tensor"
 _MODULE = "torch.nested._internal.nested_tensor"
 _CACHED = ("min_seqlen", "max_seqlen")
+_CACHE = "_metadata_cache"
 
 
 def is_jagged(kind: type) -> bool:
     """Whether it is the class of PyTorch's jagged tensors."""
     return kind.__module__ == _MODULE and kind.__name__ == "NestedTensor"
+
+
+def is_cached_length(source: Source) -> bool:
+    """Whether it leads to a length that a jagged tensor keeps as a tensor of that size: its constructor marks the size as
+    dynamic."""
+    return isinstance(source, Item) and isinstance(source.base, Attribute) and source.base.name == _CACHE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ def load_jagged(world: World, real: Any, source: Source) -> torch.Tensor:
         values = with_history(values)
     parts = [world.load(real._offsets, Attribute(source, "_offsets"))]
     parts.append(None if real._lengths is None else world.load(real._lengths, Attribute(source, "_lengths")))
-    cache = Attribute(source, "_metadata_cache")
+    cache = Attribute(source, _CACHE)
     for name in _CACHED:
         held = real._metadata_cache.get(name)
         parts.append(None if held is None else world.load(held, Item(cache, name)))
