@@ -327,7 +327,9 @@ class Code:
 
     def bind(self, hint: str, value: object) -> str:
         """A global of the generated function."""
-        name = self.world.constant(value, hint).name
+        known = self.world.constant(value, hint)
+        # The name of one that a path begins at is that of the weak reference.
+        name = self.world.constant(known.held, hint).name if known.is_weak else known.name
         self.constants[name] = value
         return name
 
@@ -348,10 +350,7 @@ class Code:
         """An outside object's path; computed once."""
         known = self.sources.get(source)
         if known is None:
-            if isinstance(source, Constant):
-                known = source.name
-                self.constants[known] = source.obj
-            elif isinstance(source, ProxiedDict):  # in text it is the proxy, which nobody can write to
+            if isinstance(source, ProxiedDict):  # in text it is the proxy, which nobody can write to
                 behind = self.bind("get_referents", gc.get_referents)
                 known = self.temporary(f"{behind}({self.source(source.base)})[0]")
             else:
@@ -364,7 +363,7 @@ class Code:
         """Globals for the constants at the root of a path."""
         while source is not None:
             if isinstance(source, Constant):
-                self.constants[source.name] = source.obj
+                self.constants[source.name] = source.held
             elif isinstance(source, Computed):
                 self.constants[source.name] = source.function
             elif isinstance(source, Item) and (name := source.key_name()) is not None:

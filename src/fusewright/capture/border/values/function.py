@@ -46,13 +46,24 @@ def load_function(world: World, real: types.FunctionType, source: Source) -> obj
     world.guard("IS", Attribute(source, "__code__"), real.__code__)
     world.guard("IS", Attribute(source, "__globals__"), real.__globals__)
     world.guard("LENGTH", InstanceDict(source), 0)  # marks
+    _load_parts(world, real, source)
+    return world.stand_in(real, source, real)
+
+
+def load_weak(world: World, real: types.FunctionType, source: Source) -> None:
+    """The parts of a function that compiled code does not keep: by their places in it, so that it keeps none of
+    them."""
+    if isinstance(source, Constant) and source.is_weak:
+        _load_parts(world, real, source)
+
+
+def _load_parts(world: World, real: types.FunctionType, source: Source) -> None:
     defaults = Attribute(source, "__defaults__")
     world.guard("TYPE", defaults, type(real.__defaults__))
     if real.__defaults__ is not None:
         world.guard("LENGTH", defaults, len(real.__defaults__))
     for index, cell in enumerate(real.__closure__ or ()):
         world.load(cell, Item(Attribute(source, "__closure__"), index))
-    return world.stand_in(real, source, real)
 
 
 def keyword_defaults(world: World, real: types.FunctionType) -> dict[str, Any] | None:
