@@ -298,7 +298,7 @@ def closure(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
 
 
 def default(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
-    made = lambda x, scale=scale: x * scale  # noqa: E731
+    made = lambda x, scale=scale: x * scale
     return made, made
 
 
