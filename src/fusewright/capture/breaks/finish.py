@@ -113,8 +113,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     body += restored
     body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
     body += continuation.lines
-    if LET_GO in body:
-        _let_go(body)
+    _let_go(body)
     text = (
         "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)])
         + "\n"
@@ -127,13 +126,17 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
 
 
 def _let_go(body: list[str]) -> None:
-    """In the place of `LET_GO`: an object that nothing behind it mentions would outlive the instruction that used it up
-    until the resume function has returned, and its finalizer, or a generator's `finally`, would run too late."""
-    place = body.index(LET_GO)
-    mentioned = set(re.findall(r"\w+", "\n".join(body[place + 1 :])))
-    assigned = dict.fromkeys(match[1] for line in body[:place] if (match := re.match(r" *(__\w+) = ", line)))
-    unused = [name for name in assigned if name not in mentioned]
-    body[place : place + 1] = [f"{' = '.join(unused)} = None"] if unused else []
+    """In each place of `LET_GO`: an object that nothing behind it mentions would outlive the instruction that used it
+    up until the resume function has returned, and its finalizer, or a generator's `finally`, would run too late. The
+    instruction itself may ask a weak reference."""
+    gone: set[str] = set()
+    while LET_GO in body:
+        place = body.index(LET_GO)
+        mentioned = set(re.findall(r"\w+", "\n".join(body[place + 1 :]))) | gone
+        assigned = dict.fromkeys(match[1] for line in body[:place] if (match := re.match(r" *(__\w+) = ", line)))
+        unused = [name for name in assigned if name not in mentioned]
+        body[place : place + 1] = [f"{' = '.join(unused)} = None"] if unused else []
+        gone.update(unused)
 
 
 def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
