@@ -75,10 +75,11 @@ GONE = Gone()
 
 
 def held(obj: object) -> object:
-    """What stands for `obj` where it is known by identity: a Weak for functions made in a function's body, else the
-    object itself."""
-    made = obj.__wrapped__ if type(obj) is functools._lru_cache_wrapper else obj
-    return Weak(obj) if type(made) is types.FunctionType and "<locals>" in made.__code__.co_qualname else obj
+    """What stands for `obj` where it is known by identity: a Weak for functions made in a function's body and those
+    with variables of an enclosing one, else the object itself."""
+    made: Any = obj.__wrapped__ if type(obj) is functools._lru_cache_wrapper else obj
+    anew = type(made) is types.FunctionType and (made.__closure__ or "<locals>" in made.__code__.co_qualname)
+    return Weak(obj) if anew else obj
 
 
 def unheld(one: object) -> object:

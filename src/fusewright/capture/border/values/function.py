@@ -22,7 +22,7 @@ from fusewright.capture.border.values.dict import attributes_of, handed_out, is_
 from fusewright.capture.border.values.list import APPEND
 from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Item, Local, Source
+from fusewright.capture.guards.sources import Attribute, Constant, FunctionSource, InstanceDict, Item, Local, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -174,7 +174,13 @@ def load_partial(world: World, real: functools.partial, source: Source) -> objec
 
 def load_cell(world: World, real: types.CellType, source: Source) -> object:
     """A closure cell: raw; its content is read through `World.load_cell`. One that a resume function gets is another
-    one at each call."""
+    one at each call. Whether it is a cell of the compiled function's own, too, may change."""
+    root = world.tracer.function
+    for index, cell in enumerate(root.__closure__ or ()):
+        if world.outside(cell) is None:
+            world.stand_in(cell, Item(Attribute(FunctionSource(), "__closure__"), index), cell)
+    if world.outside(real) is not None:
+        return world.load(real, source)
     if isinstance(source, Constant):
         return load_identity(world, real, source)
     world.guard("TYPE", source, types.CellType)
