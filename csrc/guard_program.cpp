@@ -122,6 +122,10 @@ bool build_instruction(PyObject *spec, Py_ssize_t n, Code *code) {
     in.arg = arg;
     in.skip = skip;
     bool ok = true;
+    if ((op == OP_WEAK_CONSTANT || op == OP_WEAK_IS) && !PyWeakref_CheckRef(object)) {
+        PyErr_SetString(PyExc_TypeError, "a weak instruction takes a weak reference");
+        ok = false;
+    }
     if (op == OP_TENSOR) ok = build_tensor(detail, code, &in);
     if (op == OP_DIFFERENT || op == OP_NO_OVERLAP) ok = build_group(detail, code, &in);
     if (op == OP_SIZE) ok = build_relation(detail, code, &in);

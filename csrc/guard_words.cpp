@@ -11,8 +11,8 @@
 //   slots is made words; the other instructions are run, in their order.
 // - A pointer that is the same need not be the same object (it may have been freed, and its place taken). It is for a
 // *kept* slot: the program
-//   keeps the object, or a dict whose version is the same does. Of all others the type is a word as well, and of kept
-//   ones whose class may change.
+//   keeps the object, or a dict whose version is the same does, or a word says that a weak reference still leads to
+//   it. Of all others the type is a word as well, and of kept ones whose class may change.
 // - An address is read only after the words that say that it still belongs to a living object: of the argument, of a
 // dict that has its
 //   version (versions are never used twice), of a container that has its type and size.
@@ -119,6 +119,7 @@ class Learner {
     bool source(const Instruction &in) {
         switch (in.op) {
             case OP_CONSTANT: return kept_[static_cast<size_t>(in.slot)] = true;
+            case OP_WEAK_CONSTANT: return kept_[static_cast<size_t>(in.slot)] = word(weak_place(in));
             case OP_LOCAL: return local(in);
             case OP_FUNCTION: return function();
             case OP_GLOBALS:
@@ -200,6 +201,8 @@ class Learner {
             case OP_BLOCK: return block(in, pc);
             case OP_TYPE: return settled(in.slot) && type_of(in.slot);
             case OP_IS: return settled(in.slot);
+            case OP_WEAK_IS:  // a dead object's place may be taken
+                return settled(in.slot) && (kept_[static_cast<size_t>(in.slot)] || word(weak_place(in)));
             case OP_EQUALS: return settled(in.slot) && at(in.slot) == in.object;
             case OP_BOUND: return settled(in.slot);
             case OP_LENGTH: return settled(in.slot) && length(in.slot);

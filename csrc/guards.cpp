@@ -231,6 +231,7 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
         case OP_LOCAL: return in.arg < arguments.n ? arguments.locals[in.arg] : nullptr;
         case OP_FUNCTION: return arguments.function;
         case OP_CONSTANT: return in.object;
+        case OP_WEAK_CONSTANT: return weak_object(in);
         case OP_GLOBALS: return reinterpret_cast<PyFunctionObject *>(arguments.function)->func_globals;
         case OP_BUILTINS: return reinterpret_cast<PyFunctionObject *>(arguments.function)->func_builtins;
         case OP_CLOSURE: {
@@ -366,6 +367,10 @@ Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const A
                 passes = subject != nullptr && reinterpret_cast<PyObject *>(Py_TYPE(subject)) == in.object;
                 break;
             case OP_IS: passes = frame.slots[in.slot] == in.object; break;
+            case OP_WEAK_IS:
+                subject = frame.slots[in.slot];
+                passes = subject != nullptr && subject == weak_object(in);
+                break;
             case OP_EQUALS:
                 subject = frame.slots[in.slot];
                 passes = subject != nullptr && (subject == in.object || constant_equal(in.object, subject));

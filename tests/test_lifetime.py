@@ -288,3 +288,146 @@ def test_exceptions_leave_no_references() -> None:
             compiled(x, key, not key.fail)
     gc.collect()
     assert [sys.getrefcount(one) for one in (x, key, loud)] == counts
+
+
+def closure(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    return made, made
+
+
+def default(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    made = lambda x, scale=scale: x * scale
+    return made, made
+
+
+def keyword_default(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    def made(x: torch.Tensor, *, scale: torch.Tensor = scale) -> torch.Tensor:
+        return x * scale
+
+    return made, made
+
+
+def recursive(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    def made(x: torch.Tensor, times: int = 1) -> torch.Tensor:
+        return x if times == 0 else made(x * scale, times - 1)
+
+    return made, made
+
+
+def decorated(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    @torch.no_grad()
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    return made, made
+
+
+def wrapped(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    @functools.wraps(inner)
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return inner(x)
+
+    return made, made
+
+
+def with_attribute(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return x * made.scale  # type: ignore[attr-defined]
+
+    made.scale = scale  # type: ignore[attr-defined]
+    return made, made
+
+
+def counting_calls(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    calls = 0
+
+    def made(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return x * scale
+
+    return made, made
+
+
+def keeping(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    last = None
+
+    def made(x: torch.Tensor) -> torch.Tensor:
+        nonlocal last
+        last = x * scale
+        return last
+
+    return made, made
+
+
+def of_a_map(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    return (lambda x: next(map(inner, [x]))), inner
+
+
+def partial(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    made = functools.partial(lambda scale, x: x * scale, scale)
+    return made, made
+
+
+def method(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    box = Box()
+    box.offset = scale  # type: ignore[assignment]
+    return types.MethodType(lambda self, x: x * self.offset, box), box
+
+
+def instance(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    box: Any = Box()
+    box.scale = scale
+    return functools.partial(plain, box=box), box
+
+
+def module(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    made = torch.nn.Linear(4, 4, bias=False)
+    made.weight = torch.nn.Parameter(scale.diag())
+    return made, made
+
+
+def hooked(scale: torch.Tensor) -> tuple[Callable[..., Any], object]:
+    made, hook = torch.nn.Identity(), lambda module, given, output: output * scale
+    made.register_forward_hook(hook)
+    return made, hook
+
+
+KEPT = (closure, default, keyword_default, recursive, decorated, wrapped, with_attribute, counting_calls, keeping, of_a_map)
+KEPT += (partial, method, instance, module, hooked)
+PLACE = types.SimpleNamespace()
+
+
+def by_argument(x: torch.Tensor, what: Callable[..., Any]) -> Any:
+    return what(x)
+
+
+def by_attribute(x: torch.Tensor, what: Callable[..., Any]) -> Any:
+    return PLACE.what(x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("call", [by_argument, by_attribute])
+@pytest.mark.parametrize("make", KEPT, ids=lambda make: make.__name__)
+def test_what_a_call_is_given_anew_dies_with_its_last_owner(make: Callable[..., Any], call: Any, backend: str) -> None:
+    """Functions that a version knows by identity, and what they hold. Results are right for each of them, as often as one
+    comes to lie where another was."""
+    compiled = fusewright.compile(call, backend=backend)
+    for turn in range(12):
+        scale = torch.full((4,), turn + 2.0)
+        what, inner = make(scale)
+        PLACE.what = what
+        for x in (torch.ones(4), torch.arange(4.0)):
+            torch.testing.assert_close(compiled(x, what), what(x))
+        watched = [weakref.ref(one) for one in (scale, inner)]
+        del scale, what, inner, PLACE.what
+        gc.collect()
+        assert [one() for one in watched] == [None, None]

@@ -293,3 +293,72 @@ def test_a_saved_tensor_is_freed_in_the_backward() -> None:
     assert reference() is None
     with pytest.raises(RuntimeError, match="second time"):
         y.sum().backward()
+
+
+with torch.inference_mode():
+    INFERENCE, OTHER = torch.arange(16.0).reshape(4, 4) / 8 - 1, torch.arange(1.0, 5.0)
+
+
+def inside(w: torch.Tensor, returned: bool) -> Any:
+    with torch.inference_mode():
+        made = torch.tensor([3.0, 4.0, 5.0, 6.0])
+    return (made, made.clone() * w) if returned else made.clone() * w
+
+
+# What a backward needs of an inference tensor: a copy, something computed, a part, a condition, or the tensor itself, which is an error.
+OF_INFERENCE: dict[str, Callable[..., Any]] = {
+    "a copy": lambda x, v, w: x.clone() * w,
+    "a sum": lambda x, v, w: (x + 1) * w,
+    "a factor of a product": lambda x, v, w: x.exp() @ w,
+    "a copy of a transpose": lambda x, v, w: (x.t().contiguous() @ w).relu(),
+    "a copy of a part": lambda x, v, w: (x[1:3].clone() * w[1:3]).sum(),
+    "copies of parts": lambda x, v, w: sum(part.clone() * w[0, :2] for part in x.split(2, 1)),
+    "a copy of some elements": lambda x, v, w: x.as_strided((2, 2), (4, 1)).clone() * w[:2, :2],
+    "parameters of a norm": lambda x, v, w: functional.layer_norm(w, (4,), v.clone(), v.clone()),
+    "statistics of a norm": lambda x, v, w: functional.batch_norm(w, v.clone(), v * 2, training=False),
+    "a condition": lambda x, v, w: torch.where(x > 0, w, w * 2),
+    "an index": lambda x, v, w: w[(v * 0).long()],
+    "another dtype": lambda x, v, w: (x.double() * w.double()).sum(),
+    "an exponent": lambda x, v, w: w.exp() ** x.clone(),
+    "a copy, and the tensor is a result": lambda x, v, w: (x, x.clone() * w),
+    "a copy, and a view is a result": lambda x, v, w: (x.t(), x.clone() * w),
+    "inside of a checkpoint": lambda x, v, w: checkpoint(lambda b: (x.clone() * b).sin(), w, use_reentrant=False),
+    "a constant": lambda x, v, w: INFERENCE.clone() * w,
+    "made inside": lambda x, v, w: inside(w[0], False),
+    "made inside and returned": lambda x, v, w: inside(w[0], True),
+    "itself": lambda x, v, w: x * w,
+    "a view of it": lambda x, v, w: x.t() @ w,
+    "no copy": lambda x, v, w: x.contiguous().float() * w,
+    "itself, one of several": lambda x, v, w: functional.layer_norm(w, (4,), v, v.clone()),
+    "an argument of a checkpoint": lambda x, v, w: checkpoint(lambda a, b: a.clone() * b, x, w, use_reentrant=False),
+    "one of a reentrant one": lambda x, v, w: checkpoint(lambda a, b: a.clone() * b, x, w, use_reentrant=True),
+    "where nothing leads": lambda x, v, w: checkpoint(lambda a, b: a.clone() + b, x, w.detach(), use_reentrant=True) + w,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", OF_INFERENCE)
+def test_what_a_backward_needs_of_an_inference_tensor(name: str, backend: str, dynamic: bool | None) -> None:
+    """Autograd saves no inference tensor: eager's error where eager saves it, and a copy where eager saves what it has made."""
+
+    def found(function: Callable[..., Any]) -> Any:
+        w = torch.arange(16.0).reshape(4, 4).cos().requires_grad_()
+        try:
+            results = function(INFERENCE, OTHER, w)
+            results = results if isinstance(results, tuple) else (results,)
+            gradient = torch.autograd.grad(results[-1].sin().sum(), w)[0]
+        except RuntimeError as error:
+            return str(error)
+        return gradient, [(result.detach(), result.is_inference()) for result in results]
+
+    program = OF_INFERENCE[name]
+    compiled = fusewright.compile(program, backend=backend, dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
+        expected = found(program)
+        for _ in range(2):
+            if isinstance(expected, str):
+                assert "Inference tensors cannot be saved for backward" in expected and found(compiled) == expected
+            else:
+                torch.testing.assert_close(found(compiled), expected)

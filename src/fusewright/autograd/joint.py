@@ -244,10 +244,10 @@ def _vanishes(node: torch.fx.Node, reads: dict[torch.fx.Node, frozenset[int]]) -
     return not added and (name in _OF_ZERO or _keeps_zero(node))
 
 
-def written_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The placeholders whose memory changes: by the graph itself, at its end, or right after it."""
-    found = {node for node in graph.nodes if node.op == "placeholder" and node.meta.get("updated_outside")}
-    for node in graph.nodes:
-        if node.meta.get("epilogue"):
-            found.add(node.args[0])  # type: ignore[arg-type]
-    return found
+def not_kept(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The placeholders that the backward cannot have as they are. Their memory changes: by the graph itself, at its
+    end, or right after it. Or they are inference tensors, which autograd saves for no backward."""
+    changed = {node.args[0] for node in graph.nodes if node.meta.get("epilogue")}
+    inputs = (node for node in graph.nodes if node.op in ("placeholder", "get_attr"))
+    marked = {node for node in inputs if node.meta.get("updated_outside") or node.meta.get("inference")}
+    return marked | changed  # type: ignore[return-value]

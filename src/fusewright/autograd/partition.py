@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.autograd.joint import JointGraph, Split, backward_nodes, output_node, results_of, written_inputs
+from fusewright.autograd.joint import JointGraph, Split, backward_nodes, not_kept, output_node, results_of
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
@@ -86,7 +86,7 @@ class _Cut:
         } | {node for node in results if isinstance(node, Node) and node not in backward}
         needed = ancestors(self.wanted)
         self.forward = [node for node in joint.graph.nodes if node in needed and node not in backward]
-        self.written = written_inputs(joint.graph)
+        self.written = not_kept(joint.graph)
         self.backward = backward
         possible = [node for node in self.forward if can_recompute(node) and not _suits_no_copy(node, self.written)]
         cheap = {node for node in possible if is_cheap(node) or node.meta.get("recompute")}
@@ -235,7 +235,7 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         if node.op == "output" or node in backward_set:
             continue
         values[node] = _copy(node, forward, values)
-    written, env = written_inputs(joint.graph), env_of(joint.graph)
+    written, env = not_kept(joint.graph), env_of(joint.graph)
     user = [values[item] if isinstance(item, Node) else item for item in results[: joint.outputs]]
     returned = {
         item: index for index, item in reversed(list(enumerate(results[: joint.outputs]))) if isinstance(item, Node)

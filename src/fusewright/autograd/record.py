@@ -93,6 +93,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         if isinstance(node.meta.get("leaf"), TracedTensor) and node.meta["leaf"].requires_grad
     }
     known = len(recorder.inputs)
+    for node in recorder.graph.nodes:
+        if node.op in ("placeholder", "get_attr") and _is_inference(node.meta["example_value"]):
+            node.meta["inference"] = True
     tangents = [recorder.tangent(value, f"tangent_{position}") for position, value in wanted]
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
@@ -276,6 +279,10 @@ def _check_memory(recorder: Recorder, value: TracedTensor, outputs: Sequence[obj
     others = (one for one in outputs if isinstance(one, TracedTensor) and one is not value)
     if any(view_chain(one.node)[0] is first for one in others):
         raise CannotDifferentiate("a view that was reshaped in place is returned together with what it is a view of")
+
+
+def _is_inference(value: object) -> bool:
+    return isinstance(value, TracedTensor) and value.is_inference()
 
 
 def _overlaps(recorder: Recorder, value: TracedTensor) -> bool:

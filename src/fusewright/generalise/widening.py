@@ -23,7 +23,7 @@ from fusewright.capture.bytecode.resume import Resumption
 from fusewright.capture.conversions import plain_sources
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program
-from fusewright.capture.guards.sources import Source, TensorSize, TensorStride
+from fusewright.capture.guards.sources import Source, TensorSize, TensorStride, unheld
 from fusewright.capture.guards.types import SMALL_SIZES, STRIDE
 from fusewright.generalise.same_calls import same_calls
 from fusewright.generalise.same_finish import numbers_in
@@ -203,7 +203,7 @@ def _surroundings(frame: CapturedFrame) -> Any:
 
 
 def _identity(value: object) -> object:
-    code = value.code if type(value) is Resumption else value
+    code = value.code if type(value) is Resumption else unheld(value)
     return code if type(code) is types.CodeType else id(value)
 
 

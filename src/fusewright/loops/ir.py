@@ -165,7 +165,8 @@ def cast(value: Expression, dtype: torch.dtype) -> Expression:
     if isinstance(value, Constant) and _is_rounded(value):
         number = _as_float32(value.value) if value.dtype is torch.float32 else value.value
         if not dtype.is_floating_point:
-            return constant(_as_integer(number, dtype) if isinstance(number, float) else number, dtype)
+            whole = _as_integer(number, dtype) if isinstance(number, float) else number
+            return apply("cast", value, dtype=dtype) if whole is None else constant(whole, dtype)
         if isinstance(number, float) and abs(number) >= _overflows_at(dtype):
             return constant(math.copysign(math.inf, number), dtype)
         if dtype is torch.float64 or (isinstance(number, int) and abs(number) <= 2 / torch.finfo(dtype).eps):
@@ -173,13 +174,14 @@ def cast(value: Expression, dtype: torch.dtype) -> Expression:
     return apply("cast", value, dtype=dtype)
 
 
-def _as_integer(number: float, dtype: torch.dtype) -> int:
-    """What a conversion makes of it on an x86 (`_float_to_int` in codegen/llvm/emit/expressions.py): of what is out of
-    range the least integer. uint8 goes by way of int64, which is seen of a float64 alone."""
+def _as_integer(number: float, dtype: torch.dtype) -> int | None:
+    """What a conversion makes of it on every device; None where it is out of range: there code generation says so for
+    its own (`_float_to_int` in codegen/llvm/emit/expressions.py, `beyond` in codegen/triton/operations.py)."""
     if dtype is torch.bool:
         return int(number != 0)
-    least = -(1 << (63 if dtype.itemsize == 8 or dtype in (torch.uint8, torch.uint32) else 31))
-    return int(number) if math.isfinite(number) and least <= int(number) < -least else least
+    narrow = dtype in (torch.int8, torch.int16, torch.uint8)  # by way of a wider one, of which they take the low bits
+    least, most = _range_of(torch.int32 if narrow else dtype)
+    return int(number) if math.isfinite(number) and least <= int(number) <= most else None
 
 
 def _is_rounded(one: Constant) -> bool:

@@ -146,3 +146,42 @@ def test_memory_that_changes_between_calls(kind: str, read: str) -> None:
     for number in (4, 5, 6):
         held[0] = number
         assert outcome(compiled, torch.ones(2), held) == outcome(function, torch.ones(2), held)
+
+
+def sharing() -> tuple[Callable[..., Any], Callable[[], int]]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    def program(t: torch.Tensor, count: Callable[[], int]) -> tuple[torch.Tensor, int]:
+        counted = count()
+        return t * calls + counted, calls
+
+    return program, count
+
+
+@pytest.mark.parametrize("through", ["the function itself", "a call of it"])
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_a_variable_that_functions_share_or_do_not(backend: str, through: str) -> None:
+    """The compiled function reads a variable that the function which it is given counts up: its own one, or one of the same
+    name."""
+
+    def call(program: Callable[..., Any], t: torch.Tensor, count: Callable[[], int]) -> Any:
+        fusewright.graph_break()
+        return program(t, count)
+
+    compiled = fusewright.compile(call, backend=backend)
+    ours, eager = [sharing() for _ in range(3)], [sharing() for _ in range(3)]
+    programs = [fusewright.compile(program, backend=backend) for program, _ in ours]
+    for turn in range(40):
+        own, other = turn % 3, turn // 5 % 3
+        if turn % 11 == 10:
+            ours[own], eager[own] = sharing(), sharing()
+            programs[own] = fusewright.compile(ours[own][0], backend=backend)
+        count, t = ours[other][1], torch.ones(2)
+        found = programs[own](t, count) if through == "the function itself" else compiled(ours[own][0], t, count)
+        expected = eager[own][0](t, eager[other][1])
+        assert torch.equal(found[0], expected[0]) and found[1] == expected[1]

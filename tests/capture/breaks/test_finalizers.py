@@ -205,6 +205,19 @@ def test_what_a_variable_holds_dies_in_the_call(again: bool) -> None:
             assert (watch() is None, held) == ((True, False) if again else (False, watch()))
 
 
+@pytest.mark.parametrize("make", [Held, lambda: lambda: 1, lambda: type("Made", (), {})(), lambda: {1, 2}.union], ids=["instance", "function", "of its class", "builtin"])
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_a_weak_reference_is_asked_when_what_the_call_has_made_is_dead(make: Callable[[], Any], backend: str) -> None:
+    def program(x: torch.Tensor) -> Any:
+        made, kept = make(), make()
+        watch, other = weakref.ref(made), weakref.ref(kept)
+        del made
+        return x * 2, watch() is None, other() is kept
+
+    for function in (program, *[fusewright.compile(program, backend=backend)] * 2):
+        assert function(torch.ones(3))[1:] == (True, True)
+
+
 class Holder:
     def __init__(self, held: Any) -> None:
         self.held = held

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 import types
+import weakref
 from collections import OrderedDict, deque
 
 import numpy as np
@@ -1000,3 +1002,40 @@ def test_readable_names():
     assert readable(weight) == "self[0].weight"
     assert readable(Item(InstanceDict(Global("config")), "size")) == "config.size"
     assert guard_text(Guard("LENGTH", Closure(1, "items"), 3)) == "len(items) == 3"
+
+
+def made_anew(value: object) -> types.FunctionType:
+    def made():
+        return value
+
+    return made
+
+
+def test_a_function_that_is_made_anew_is_not_kept_and_none_takes_its_place():
+    """Not the next object at its address, nor None, which a dead reference gives."""
+    held, last = ["what it holds"], None
+    made = made_anew(held)
+    alive, address = weakref.ref(made), id(made)
+    guards = [
+        Guard.of("IS", X, made),
+        Guard.of("IS", Attribute(Constant.of(made, "_made"), "__code__"), made.__code__),
+        Guard("TYPE", Item(Attribute(Constant.of(made, "_made"), "__closure__"), 0), types.CellType),
+    ]
+    program = build_program(guards, [])
+    del guards
+    assert check_both(program, (made, None))
+    assert program.words > 0
+    assert not check_both(program, (made_anew(held), None))
+    assert check_both(program, (made, None))
+    del made
+    assert alive() is None
+    assert sys.getrefcount(held) == 2
+    others = []
+    while len(others) < 100_000 and id(last) != address:
+        last = made_anew(held)
+        others.append(last)
+    assert id(last) == address
+    for one in (last, None):
+        assert not check_both(program, (one, None))
+    assert "an object that is gone" in program.failure((last, None), function)[1]
+    assert "an object that is gone" in guard_text(program.guards[0])

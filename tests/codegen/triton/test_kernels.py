@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fusewright.base.records import replace
-from fusewright.codegen.triton import Processor, Unsupported, generate, tiles
+from fusewright.codegen.triton import Processor, Unsupported, generate, operations, tiles
+from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Store, checked_index, load, local_value
 from fusewright.loops.lower import lower, promotion
 from fusewright.schedule import ScheduleOptions
@@ -557,3 +559,44 @@ def test_before_a_row_that_is_empty_nothing_is_read_at_a_place_that_the_row_does
         torch.testing.assert_close(made, expected)
     (load,) = re.findall(rf"tl\.load\({code.text.partition('(')[2].split(', ')[1]} .*\)", code.text)
     assert f"({size} > 0)" in load
+
+
+LEAST, MOST = -(2**31), 2**31 - 1
+BEYOND = (math.inf, -math.inf, math.nan, 300.0, -1.0, -70000.0, 3e9, -3e9, 1e19, -1e19)
+# What PyTorch makes of BEYOND on an H200 (from float32; from float64 the same, but for a NaN in 32 bits).
+ON_A_GPU = {
+    torch.uint8: (255, 0, 0, 44, 255, 144, 0, 0, 255, 0),
+    torch.int8: (-1, 0, 0, 44, -1, -112, -1, 0, -1, 0),
+    torch.int16: (-1, 0, 0, 300, -1, -4464, -1, 0, -1, 0),
+    torch.int32: (MOST, LEAST, 0, 300, -1, -70000, MOST, LEAST, MOST, LEAST),
+    torch.int64: (2**63 - 1, -(2**63), -(2**63), 300, -1, -70000, 3000000000, -3000000000, 2**63 - 1, -(2**63)),
+    torch.uint16: (65535, 0, 0, 300, 0, 0, 24064, 0, 65535, 0),
+    torch.uint32: (2**32 - 1, 0, 0, 300, 0, 0, 3000000000, 0, 2**32 - 1, 0),
+    torch.uint64: (2**64 - 1, 0, 2**63, 300, 0, 0, 3000000000, 0, 9999999980506447872, 0),
+}
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("target", ON_A_GPU, ids=str)
+def test_a_number_out_of_range_is_what_a_gpu_makes_of_it(target: torch.dtype, source: torch.dtype) -> None:
+    """The compiler, which knows the number, takes anything. Where it is in range, every device makes the same of it."""
+    for number, expected in zip(BEYOND, ON_A_GPU[target], strict=True):
+        if source is torch.float64 and number in (1e19, -1e19) and target is torch.uint64:
+            expected = 10**19 if number > 0 else 0
+        if source is torch.float64 and math.isnan(number) and target in (torch.int32, torch.uint32):
+            expected = 2**31 if target is torch.uint32 else LEAST
+        made = ir.cast(ir.constant(number, source), target)
+        if not isinstance(made, ir.Constant):
+            text = operations.apply(made, ["of no use"], operations.Style())
+            made = operations.beyond(made)
+            assert text == operations.typed(made)
+        assert made.value == expected, number
+
+
+def test_numbers_out_of_range_in_a_kernel() -> None:
+    def converted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.full_like(x, number).to(target) for number in BEYOND for target in list(ON_A_GPU)[:5])
+
+    found = run(lowered(converted, [torch.ones(3)]), [torch.ones(3)])
+    expected = [ON_A_GPU[target][place] for place in range(len(BEYOND)) for target in list(ON_A_GPU)[:5]]
+    assert [set(one.tolist()) for one in found] == [{number} for number in expected]

@@ -229,12 +229,11 @@ class World:
         known = self._constants.get(id(obj))
         if known is None:
             stem = "_" + ("".join(letter if letter.isalnum() else "_" for letter in hint) or "object")
-            name, count = stem, 0
-            while name in self._constant_names:
-                count += 1
-                name = f"{stem}_{count}"
+            names = (f"{stem}_{count}" if count else stem for count in range(len(self._constant_names) + 1))
+            name = next(name for name in names if name not in self._constant_names)
             self._constant_names.add(name)
-            known = self._constants[id(obj)] = Constant(id(obj), obj, name)
+            known = self._constants[id(obj)] = Constant.of(obj, name)
+            self._alive.append(obj)
         return known
 
     def reserve_names(self, names: Iterable[str]) -> None:
@@ -262,6 +261,7 @@ class World:
         where = self._by_value[id(function)].source
         if function is not self.tracer.function:  # a compiled function looks at its own code
             self.guard("IS", Attribute(where, "__code__"), function.__code__)
+            functions.load_weak(self, function, where)
         return True
 
     def guard_method(self, obj: object, function: types.FunctionType) -> None:
@@ -284,7 +284,7 @@ class World:
             return
         key = (kind, source, value) if kind in ("ABSENT", "CALL", "NO_OVERLAP") else (kind, source)
         if key not in self._guards:
-            self._guards[key] = Guard(kind, source, value)
+            self._guards[key] = Guard.of(kind, source, value)
             if len(self._guards) > MOST_GUARDS:
                 raise GraphBreak("large-container", source.text())
 
@@ -421,7 +421,7 @@ class World:
         if which is None:
             return functions.guard_defaults(self, func, where)
         table = Attribute(where, "__defaults__" if isinstance(which, int) else "__kwdefaults__")
-        if isinstance(which, str) or not isinstance(where, Constant):
+        if isinstance(which, str) or not isinstance(where, Constant) or where.is_weak:
             return self.load(value, Item(table, which))
         self.guard("IS", table, values)  # a tuple never changes: what it holds is known for good
         return self.load(value, self.constant(value, f"default_of_{func.__name__}"))

@@ -326,7 +326,7 @@ class _Cut:
             again = self._raised(self.index)
         else:
             again = self._resume(State(self.index, before.stack[: handler.depth], before.variables), "__error")
-        return ["__error = None", *self._caught(step, self.index, again, LET_GO)]
+        return ["__error = None", LET_GO, *self._caught(step, self.index, again, LET_GO)]
 
     def _raised(self, index: int) -> str:
         """A call that raises an error where an instruction stands."""

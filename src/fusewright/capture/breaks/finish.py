@@ -113,8 +113,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     body += restored
     body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
     body += continuation.lines
-    if LET_GO in body:
-        _let_go(body)
+    _let_go(body)
     text = (
         "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)])
         + "\n"
@@ -127,13 +126,17 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
 
 
 def _let_go(body: list[str]) -> None:
-    """In the place of `LET_GO`: an object that nothing behind it mentions would outlive the instruction that used it up
-    until the resume function has returned, and its finalizer, or a generator's `finally`, would run too late."""
-    place = body.index(LET_GO)
-    mentioned = set(re.findall(r"\w+", "\n".join(body[place + 1 :])))
-    assigned = dict.fromkeys(match[1] for line in body[:place] if (match := re.match(r" *(__\w+) = ", line)))
-    unused = [name for name in assigned if name not in mentioned]
-    body[place : place + 1] = [f"{' = '.join(unused)} = None"] if unused else []
+    """In each place of `LET_GO`: an object that nothing behind it mentions would outlive the instruction that used it
+    up until the resume function has returned, and its finalizer, or a generator's `finally`, would run too late. The
+    instruction itself may ask a weak reference."""
+    gone: set[str] = set()
+    while LET_GO in body:
+        place = body.index(LET_GO)
+        mentioned = set(re.findall(r"\w+", "\n".join(body[place + 1 :]))) | gone
+        assigned = dict.fromkeys(match[1] for line in body[:place] if (match := re.match(r" *(__\w+) = ", line)))
+        unused = [name for name in assigned if name not in mentioned]
+        body[place : place + 1] = [f"{' = '.join(unused)} = None"] if unused else []
+        gone.update(unused)
 
 
 def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
@@ -327,7 +330,9 @@ class Code:
 
     def bind(self, hint: str, value: object) -> str:
         """A global of the generated function."""
-        name = self.world.constant(value, hint).name
+        known = self.world.constant(value, hint)
+        # The name of one that a path begins at is that of the weak reference.
+        name = self.world.constant(known.held, hint).name if known.is_weak else known.name
         self.constants[name] = value
         return name
 
@@ -348,10 +353,7 @@ class Code:
         """An outside object's path; computed once."""
         known = self.sources.get(source)
         if known is None:
-            if isinstance(source, Constant):
-                known = source.name
-                self.constants[known] = source.obj
-            elif isinstance(source, ProxiedDict):  # in text it is the proxy, which nobody can write to
+            if isinstance(source, ProxiedDict):  # in text it is the proxy, which nobody can write to
                 behind = self.bind("get_referents", gc.get_referents)
                 known = self.temporary(f"{behind}({self.source(source.base)})[0]")
             else:
@@ -364,7 +366,7 @@ class Code:
         """Globals for the constants at the root of a path."""
         while source is not None:
             if isinstance(source, Constant):
-                self.constants[source.name] = source.obj
+                self.constants[source.name] = source.held
             elif isinstance(source, Computed):
                 self.constants[source.name] = source.function
             elif isinstance(source, Item) and (name := source.key_name()) is not None:

@@ -356,6 +356,8 @@ def _differentiated(
 ) -> list[Any]:
     if any(value._backward_hooks for value in wanted):
         refuse("a tensor with a hook is an operand, and gradients are wanted")
+    if any(value.is_inference() for value in operands):
+        refuse("an inference tensor is an operand, and gradients are wanted")
     return list(_Differentiated.apply(forward, backward, (wanted, constant), *operands))
 
 

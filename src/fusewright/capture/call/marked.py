@@ -163,6 +163,14 @@ def call_checkpoint_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) 
     raise GraphBreak("checkpoint", f"torch.utils.checkpoint.{fn.__qualname__}")
 
 
+class _Kept(torch.autograd.Function):
+    """What a checkpoint keeps of its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Any) -> None:
+        ctx.save_for_backward(*values)
+
+
 def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """torch.utils.checkpoint.checkpoint: what is recorded inside is marked, and the backward computes it again (see
     autograd.partition)."""
@@ -184,6 +192,9 @@ def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         # Reentrant: without an argument that requires a gradient the result has no history at all.
         if reentrant and not any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
             torch._C._set_grad_enabled(False)
+        kept = [value for value in values if isinstance(value, torch.Tensor) and value.is_inference()]
+        if kept and torch.is_grad_enabled():  # which raises
+            unwatched(_Kept.apply, torch.empty(0, device="cpu", requires_grad=True), *kept)
         return tracer.call(function, tuple(values), options)
     except GraphBreak as signal:
         raise GraphBreak("checkpoint", f"what is checkpointed breaks the graph: {signal.detail}") from signal

@@ -22,6 +22,7 @@ import torch
 from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.capture.guards.sources import (
+    GONE,
     Attribute,
     Closure,
     Computed,
@@ -76,6 +77,12 @@ def evaluate(source: Source, locals: tuple[object, ...], function: types.Functio
         raise
     except Exception as error:
         raise SourceError(f"{source.text()}: {type(error).__name__}: {error}") from error
+
+
+def _living(source: Constant) -> object:
+    if source.obj is GONE:
+        raise SourceError(f"{source.text()} is gone")
+    return source.obj
 
 
 def _instance_dict(source: InstanceDict, locals: tuple[object, ...], function: types.FunctionType) -> object:
@@ -154,7 +161,7 @@ def _attribute(value: object, name: str) -> object:
 _EVALUATE: dict[type, Callable[..., object]] = {
     Local: lambda s, locals, f: locals[s.index],
     FunctionSource: lambda s, locals, f: f,
-    Constant: lambda s, locals, f: s.obj,
+    Constant: lambda s, locals, f: _living(s),
     Attribute: lambda s, locals, f: _attribute(evaluate(s.base, locals, f), s.name),
     InstanceDict: _instance_dict,
     ProxiedDict: lambda s, locals, f: gc.get_referents(evaluate(s.base, locals, f))[0],
@@ -203,7 +210,7 @@ def readable(source: Source) -> str:
             return "the function"
         case Local(_, name):
             return name if name == "self" else f"L[{name!r}]"
-        case Global(name) | Closure(_, name):
+        case Global(name) | Closure(_, name) | Constant(_, _, name):
             return name
     return source.text()
 

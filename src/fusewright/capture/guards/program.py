@@ -46,6 +46,7 @@ from fusewright.capture.guards.sources import (
     TensorSize,
     TensorStride,
     TypeOf,
+    Weak,
 )
 from fusewright.capture.guards.torch_state import DTYPE_CODES, NATIVE_DEVICES, key_sets, native_state, state_holds
 from fusewright.capture.guards.types import GlobalState, Guard, Missing, TensorGuard
@@ -368,6 +369,8 @@ class _Builder:
             arg, value = guard.value, None
         elif op == "ABSENT":
             arg = int(not is_constant_key(guard.value))
+        elif op == "IS" and type(guard.held) is Weak:
+            op, value = "WEAK_IS", guard.held
         elif op == "TENSOR":
             value, detail = None, _tensor_detail(guard.value)  # type: ignore[arg-type]
         self.instructions.append((_OP[op], node.slot, self.slots, arg, 0, False, value, detail))
@@ -448,7 +451,7 @@ def _item_key(source: Item, parent: _Node | None) -> tuple[object, ...]:
 
 _NODE_KEYS: dict[type, Callable[[Any, _Node | None], tuple[object, ...]]] = {
     Computed: lambda source, parent: (Computed, id(parent), source.function),
-    Constant: lambda source, parent: (Constant, id(source.obj)),
+    Constant: lambda source, parent: (Constant, source.obj_id),
     Item: _item_key,
     DictKey: lambda source, parent: (DictKey, id(parent), source.index),
     Attribute: lambda source, parent: (Attribute, id(parent), source.name),
@@ -487,7 +490,11 @@ def _attribute_instruction(source: Attribute, parent: _Node | None, builtins_slo
 _SOURCE_INSTRUCTIONS: dict[type, Callable[[Any, _Node | None, int], tuple[str, int, object]]] = {
     Local: lambda source, parent, builtins_slot: ("LOCAL", source.index, None),
     FunctionSource: lambda source, parent, builtins_slot: ("FUNCTION", 0, None),
-    Constant: lambda source, parent, builtins_slot: ("CONSTANT", 0, source.obj),
+    Constant: lambda source, parent, builtins_slot: (
+        "WEAK_CONSTANT" if source.is_weak else "CONSTANT",
+        0,
+        source.held,
+    ),
     Global: lambda source, parent, builtins_slot: ("GLOBAL_ITEM", builtins_slot, source.name),
     Closure: lambda source, parent, builtins_slot: ("CLOSURE", source.index, None),
     TypeOf: lambda source, parent, builtins_slot: ("TYPE_OF", 0, None),

@@ -8,7 +8,9 @@ and by a person reading a recompile log.
 from __future__ import annotations
 
 import builtins
+import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -56,23 +58,67 @@ class FunctionSource(Source):
         return "__function"
 
 
+class Weak(weakref.ref[Any]):
+    """How an object is held that the program makes anew: compiled code must not keep alive what it holds."""
+
+    __slots__ = ()
+
+
+class Gone:
+    """Stands for an object that was held so, and is dead."""
+
+    def __repr__(self) -> str:
+        return "an object that is gone"
+
+
+GONE = Gone()
+
+
+def held(obj: object) -> object:
+    """What stands for `obj` where it is known by identity: a Weak for functions made in a function's body and those
+    with variables of an enclosing one, else the object itself."""
+    made: Any = obj.__wrapped__ if type(obj) is functools._lru_cache_wrapper else obj
+    anew = type(made) is types.FunctionType and (made.__closure__ or "<locals>" in made.__code__.co_qualname)
+    return Weak(obj) if anew else obj
+
+
+def unheld(one: object) -> object:
+    """The object that `held` has given `one` for, or GONE."""
+    if type(one) is not Weak:
+        return one
+    obj = one()
+    return GONE if obj is None else obj
+
+
 @dataclass(frozen=True, slots=True)
 class Constant(Source):
-    """An object known at capture, held strongly by the compiled code (a module's globals, a class,
-    `sys.modules[...]`)."""
+    """An object known at capture, kept by the compiled code (a module's globals, a class, `sys.modules[...]`) unless
+    the program makes such objects anew."""
 
     obj_id: int
-    obj: object
+    held: object
     name: str
 
+    @classmethod
+    def of(cls, obj: object, name: str) -> Constant:
+        return cls(id(obj), held(obj), name)
+
+    @property
+    def obj(self) -> object:
+        return unheld(self.held)
+
     def text(self) -> str:
-        return self.name
+        return f"{self.name}()" if self.is_weak else self.name
+
+    @property
+    def is_weak(self) -> bool:
+        return type(self.held) is Weak
 
     def __hash__(self) -> int:
         return hash((Constant, self.obj_id))
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Constant and other.obj is self.obj
+        return type(other) is Constant and (other.held is self.held or other.obj is self.obj is not GONE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from fusewright.base.records import dataclass
-from fusewright.capture.guards.sources import Source
+from fusewright.capture.guards.sources import Source, held, unheld
 from fusewright.capture.guards.text import text_of
 
 GuardKind = Literal[
@@ -182,9 +182,18 @@ STRIDE = "a stride that follows from the sizes"
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One fact about the outside world. `why` says what asked for it, where that was not the program."""
+    """One fact about the outside world. `why` says what asked for it, where that was not the program; `held`: the
+    value, or (of IS) what stands for it in sources.py."""
 
     kind: GuardKind
     source: Source
-    value: object
+    held: object
     why: str = ""
+
+    @classmethod
+    def of(cls, kind: GuardKind, source: Source, value: object) -> Guard:
+        return cls(kind, source, held(value) if kind == "IS" else value)
+
+    @property
+    def value(self) -> object:
+        return unheld(self.held)

@@ -6,8 +6,8 @@ replays the effects, then runs `lines`. A frame captured to its end has one valu
 a graph break performs the one instruction eagerly and calls the resume function.
 
 Always holds: `lines` ends every path in a `return`, and mentions only `names`, the keys of `constants`, `__function`
-(the function object whose frame runs) and names that it assigns itself, which all begin with two underscores. Behind
-the instruction that breaks stands `LET_GO`: what only that instruction needed dies there, as it does in the frame.
+(the function object whose frame runs) and names that it assigns itself, which all begin with two underscores. Before
+and behind the instruction that breaks stands `LET_GO`: what is not needed any more dies there, as it does in the frame.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from fusewright.base.records import dataclass, field
 
 RESULT = "__result"
-LET_GO = "# what only this instruction needed dies here"
+LET_GO = "# what nothing below mentions dies here"
 
 
 @dataclass(frozen=True, slots=True)

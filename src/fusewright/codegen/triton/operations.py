@@ -8,6 +8,7 @@ rounding. So is that of 1 + erf(x) (1e-5 of its value).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from fusewright.base.records import dataclass
 from fusewright.codegen.analysis import children, walk
 from fusewright.codegen.device_kernel import Unsupported
-from fusewright.loops.ir import FLOAT8, Apply, Constant, Expression
+from fusewright.loops.ir import FLOAT8, Apply, Constant, Expression, constant
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -199,8 +200,27 @@ def cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     return f"{text}.to({wanted})"
 
 
+def beyond(node: Apply) -> Constant | None:
+    """A number that is cast to an integer beyond its range, as a GPU has it: the nearest in range of the type that it
+    goes through, of which a narrow one takes the low bits; NaN is 0 in 32 bits, or the highest bit alone. Where the
+    compiler finds the number itself, it takes anything."""
+    (argument,), target = node.args, node.dtype
+    if not isinstance(argument, Constant) or not isinstance(argument.value, float):
+        return None
+    if target is torch.bool or target.is_floating_point:
+        return None
+    wide, signed = target.itemsize == 8 or target is torch.uint8, target.is_signed or target is torch.uint8
+    bits = 64 if wide else 32
+    least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    number = torch.tensor(argument.value, dtype=argument.dtype, device="cpu").item()
+    if math.isnan(number):
+        return constant(1 << bits - 1 if wide or argument.dtype is torch.float64 else 0, target)
+    return constant(int(min(max(number, least), most)), target)
+
+
 def _cast(node: Apply, args: list[str], style: Style) -> str:
-    return cast(args[0], _source(node), node.dtype)
+    known = beyond(node)
+    return cast(args[0], _source(node), node.dtype) if known is None else typed(known)
 
 
 def _bitcast(node: Apply, args: list[str], style: Style) -> str:

@@ -13,9 +13,11 @@ from fusewright.graph.passes.clean.canonicalise import canonicalise
 from fusewright.graph.passes.clean.constant_fold import constant_fold
 from fusewright.graph.passes.clean.cse import cse
 from fusewright.graph.passes.clean.dce import dce
+from fusewright.graph.passes.context import PassContext
 from fusewright.graph.printer import print_graph
 from fusewright.graph.verify import GraphError, verify
 from fusewright.record.recorder import Recorder
+from tests.graph.texts import graph_of
 from tests.listening import kernel_names, stage_texts
 
 
@@ -183,6 +185,18 @@ def test_constant_fold() -> None:
         and "rsub.Scalar" not in operators(graph)
     )
     assert "aten.full([3], -0.0" in text(graph)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_on_a_cpu_a_number_out_of_range_is_cut_to_an_integer(device: str) -> None:
+    """Each device has a conversion of its own; what is in range is the same on all."""
+    for number, known in (("3.7", True), ("3e9", device == "cpu"), ("-inf", device == "cpu")):
+        graph = graph_of(
+            f"%x: float32[3]@{device} = input\n%a = aten.full_like(%x, {number.replace('inf', '1e999')})\n"
+            "%b = aten._to_copy(%a, dtype=int32)\n%c = aten.add.Tensor(%b, 1)\n%y = aten.mul.Tensor(%x, %c)\nreturn [%y]"
+        )
+        constant_fold(graph, PassContext())
+        assert ("_to_copy.default" not in operators(graph)) is ("add.Tensor" not in operators(graph)) is known
 
 
 def test_pieces_of_one_number_side_by_side_are_one() -> None:

@@ -22,7 +22,7 @@ from fusewright.capture.border.values.dict import attributes_of, handed_out, is_
 from fusewright.capture.border.values.list import APPEND
 from fusewright.capture.bytecode.resume import HELD
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Item, Local, Source
+from fusewright.capture.guards.sources import Attribute, Constant, FunctionSource, InstanceDict, Item, Local, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -46,13 +46,24 @@ def load_function(world: World, real: types.FunctionType, source: Source) -> obj
     world.guard("IS", Attribute(source, "__code__"), real.__code__)
     world.guard("IS", Attribute(source, "__globals__"), real.__globals__)
     world.guard("LENGTH", InstanceDict(source), 0)  # marks
+    _load_parts(world, real, source)
+    return world.stand_in(real, source, real)
+
+
+def load_weak(world: World, real: types.FunctionType, source: Source) -> None:
+    """The parts of a function that compiled code does not keep: by their places in it, so that it keeps none of
+    them."""
+    if isinstance(source, Constant) and source.is_weak:
+        _load_parts(world, real, source)
+
+
+def _load_parts(world: World, real: types.FunctionType, source: Source) -> None:
     defaults = Attribute(source, "__defaults__")
     world.guard("TYPE", defaults, type(real.__defaults__))
     if real.__defaults__ is not None:
         world.guard("LENGTH", defaults, len(real.__defaults__))
     for index, cell in enumerate(real.__closure__ or ()):
         world.load(cell, Item(Attribute(source, "__closure__"), index))
-    return world.stand_in(real, source, real)
 
 
 def keyword_defaults(world: World, real: types.FunctionType) -> dict[str, Any] | None:
@@ -163,7 +174,13 @@ def load_partial(world: World, real: functools.partial, source: Source) -> objec
 
 def load_cell(world: World, real: types.CellType, source: Source) -> object:
     """A closure cell: raw; its content is read through `World.load_cell`. One that a resume function gets is another
-    one at each call."""
+    one at each call. Whether it is a cell of the compiled function's own, too, may change."""
+    root = world.tracer.function
+    for index, cell in enumerate(root.__closure__ or ()):
+        if world.outside(cell) is None:
+            world.stand_in(cell, Item(Attribute(FunctionSource(), "__closure__"), index), cell)
+    if world.outside(real) is not None:
+        return world.load(real, source)
     if isinstance(source, Constant):
         return load_identity(world, real, source)
     world.guard("TYPE", source, types.CellType)

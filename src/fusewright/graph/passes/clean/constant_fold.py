@@ -2,8 +2,9 @@
 tensors side by side in a concatenation (the gradient of a split of which few parts are used).
 
 Takes and gives a functional graph. Always holds: what is computed here, with PyTorch's own operator, is exact by IEEE
-754 (so the kernels of any device would give the same bits), or what eager would run on this machine's CPU; parameters
-and constants from outside are never looked at, but those that the program made of Python numbers are.
+754 (so the kernels of any device would give the same bits), or what eager would run on this machine's CPU (so is an
+integer of a float beyond its range); parameters and constants from outside are never looked at, but those that the
+program made of Python numbers are.
 """
 
 from __future__ import annotations
@@ -254,6 +255,9 @@ def _compute(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node
         return None
     if any(isinstance(argument, Expr) for argument in (*node.args, *node.kwargs.values())):
         return None  # a number that is known at a call only
+    cut = node.target is aten._to_copy.default and not type_.dtype.is_floating_point
+    if cut and type_.device.type != "cpu" and not holds(type_.dtype, numbers[node.all_input_nodes[0]]):
+        return None  # each device has a conversion of its own
 
     def small(source: torch.fx.Node) -> torch.Tensor:
         # As many dimensions as the real one: a tensor without dimensions takes part in type promotion differently.
