@@ -216,7 +216,9 @@ def _first_writes(kernel: Kernel) -> set[str]:
 def _verify_order(plan: Plan) -> None:
     # By buffer: under which conditions it was written.
     filled: dict[str, set[Dim | None]] = {
-        name: {None} for name, buffer in plan.buffers.items() if buffer.role in ("input", "constant")
+        name: {None}
+        for name, buffer in plan.buffers.items()
+        if buffer.role in ("input", "constant") or 0 in buffer.shape  # of which nothing is read
     }
     for number, step in enumerate(plan.steps):
         reads, writes = _touched(plan, number)
