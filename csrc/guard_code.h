@@ -14,10 +14,11 @@ namespace fw {
 // The order is known to capture/guards.py through the module's OPCODES tuple.
 #define FW_OPCODES(X)                                                                                              \
     X(LOCAL)                                                                                                       \
-    X(FUNCTION) X(CONSTANT) X(WEAK_CONSTANT) X(GLOBALS) X(BUILTINS) X(CLOSURE) X(TYPE_OF) X(INSTANCE_DICT) X(ITEM) X(IDENTITY_ITEM) \
-        X(GLOBAL_ITEM) X(DICT_KEY) X(REFERENT) X(COMPUTED) X(ATTRIBUTE) X(SIZE_OF) X(STRIDE_OF) X(INT_OF) X(BLOCK) \
-            X(BLOCK_END) X(TYPE) X(IS) X(WEAK_IS) X(EQUALS) X(LENGTH) X(KEYS) X(ABSENT) X(BOUND) X(UNBOUND) X(TENSOR)         \
-                X(TYPE_BLOCK) X(TYPE_ATTRIBUTE) X(SAME) X(DIFFERENT) X(NO_OVERLAP) X(SIZE) X(STATE) X(CALL)
+    X(FUNCTION) X(CONSTANT) X(WEAK_CONSTANT) X(GLOBALS) X(BUILTINS) X(CLOSURE) X(TYPE_OF) X(INSTANCE_DICT) X(ITEM) \
+        X(IDENTITY_ITEM) X(GLOBAL_ITEM) X(DICT_KEY) X(REFERENT) X(COMPUTED) X(ATTRIBUTE) X(SIZE_OF) X(STRIDE_OF)   \
+            X(INT_OF) X(BLOCK) X(BLOCK_END) X(TYPE) X(IS) X(WEAK_IS) X(EQUALS) X(LENGTH) X(KEYS) X(ABSENT)         \
+                X(BOUND) X(UNBOUND) X(TENSOR) X(TYPE_BLOCK) X(TYPE_ATTRIBUTE) X(SAME) X(DIFFERENT) X(NO_OVERLAP)   \
+                    X(SIZE) X(STATE) X(CALL)
 enum Op : uint16_t {
 #define FW_ENUM(name) OP_##name,
     FW_OPCODES(FW_ENUM)
@@ -59,7 +60,9 @@ struct Instruction {
 };
 
 // The object of an instruction that holds it by a weak reference; NULL once it is dead.
-inline PyObject **weak_place(const Instruction &in) { return &reinterpret_cast<PyWeakReference *>(in.object)->wr_object; }
+inline PyObject **weak_place(const Instruction &in) {
+    return &reinterpret_cast<PyWeakReference *>(in.object)->wr_object;
+}
 inline PyObject *weak_object(const Instruction &in) {
     PyObject *object = *weak_place(in);
     return object == Py_None ? nullptr : object;

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
-
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.codegen.analysis import children, walk
 from fusewright.codegen.device_kernel import Unsupported
