@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.torch_version import TorchVersion
 from torch.utils import _pytree as pytree
 
 import fusewright
@@ -279,6 +280,8 @@ def test_what_a_transform_gives_under_inference_mode_is_of_eagers_kind(name: str
     """A transform that takes gradients leaves the mode."""
     function = KINDS_OF_RESULTS[name]
     compiled = fusewright.compile(function, backend=backend)
+    if name == "hessian" and TorchVersion(torch.__version__) < "2.12":
+        pytest.skip("eager has no batching rule for dual numbers there")
     for begins_inside in (False, True, False):
         with torch.inference_mode(begins_inside):
             inputs = [torch.linspace(0, 1, 5) for _ in range(2)]
