@@ -18,7 +18,6 @@ from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import shares_in_part, shares_memory, view_chain
 from fusewright.operators.rules.common import holds
 from fusewright.operators.schema import argument, facts
-from fusewright.record.composites import over_sizes
 from fusewright.record.special_operators import SCALAR_READ
 from fusewright.record.traced_tensor import DATA_METHODS, TracedTensor, check_window
 from fusewright.sizes.expressions import Dim, Relation, known_le
@@ -197,8 +196,9 @@ def called(
             return fn  # which says itself that none fits
         finally:
             recorder.resolving = False
+    if not args or not isinstance(args[0], TracedTensor):
+        return fn
     try:
-        fn = over_sizes(fn) if recorder.symbolic else fn
-        return DATA_METHODS.get(fn, fn) if args and isinstance(args[0], TracedTensor) else fn  # type: ignore
+        return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
     except TypeError:  # not hashable, so none of ours
         return fn
