@@ -17,6 +17,7 @@ import fusewright
 from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import choose_saved, saved_bytes, split
 from fusewright.base.errors import OptionError
+from fusewright.base.events import STREAM, InternalError
 
 
 def saved_by(function: Callable[..., Any], *inputs: Any, budget: float = 1.0) -> tuple[int, Split]:
@@ -362,3 +363,17 @@ def test_what_a_backward_needs_of_an_inference_tensor(name: str, backend: str, d
                 assert "Inference tensors cannot be saved for backward" in expected and found(compiled) == expected
             else:
                 torch.testing.assert_close(found(compiled), expected)
+
+
+def test_a_view_of_what_is_saved_otherwise_laid_out_is_one_of_a_copy() -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = (x @ weight).transpose(0, 1) + x.transpose(0, 1)  # sizes do not show that it lies densely
+        return y.transpose(0, 1).flatten(0, 1) @ weight
+
+    compiled = fusewright.compile(function, dynamic=True)
+    with STREAM.listening((heard := []).append):
+        for rows in (5, 6):
+            x, weight = torch.randn(rows, 3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+            grads = [torch.autograd.grad(run(x, weight).sum(), (x, weight)) for run in (compiled, function)]
+            torch.testing.assert_close(*grads)
+    assert not [event for event in heard if isinstance(event, InternalError)]

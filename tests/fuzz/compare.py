@@ -457,9 +457,11 @@ def difference(
     eager: list[Leaf],
     precise: Callable[[], list[Leaf] | None],
     nudged: Callable[[], Sequence[list[Leaf]]] = lambda: (),
+    halves: bool = False,
 ) -> Difference | None:
     """The first fact that differs. `precise`: gives the leaves of the program in float64, if it runs there; `nudged`:
-    of the program in which something was changed by one rounding, in several ways."""
+    of the program in which something was changed by one rounding, in several ways; `halves`: whether floats may come of
+    halves, whose roundings several steps of training add up."""
     rounded: list[int] = []
     for place, (a, b) in enumerate(zip(ours, eager)):
         if a[2] != b[2] or a[1] != b[1] or a[0][1] != b[0][1]:  # what holds them was told before, and is equal
@@ -473,7 +475,7 @@ def difference(
         wrong = [
             place
             for place in rounded
-            if not _as_accurate(ours[place][3], eager[place][3], values.get(path_of(eager[place])))
+            if not _as_accurate(ours[place][3], eager[place][3], values.get(path_of(eager[place])), halves)
         ]
         others = [{path_of(leaf): leaf[3] for leaf in leaves} for leaves in (nudged() if wrong else ())]
         for place in wrong:
@@ -545,14 +547,14 @@ def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def _as_accurate(ours: Any, eager: Any, precise: Any) -> bool:
+def _as_accurate(ours: Any, eager: Any, precise: Any, halves: bool = False) -> bool:
     """Whether our worst distance from the precise value is about eager's, and everything that is not finite agrees.
     Where the program has no value in float64 (it looks at the bytes of a float), eager's is taken to be precise."""
     if isinstance(eager, tuple):
         precise = precise if isinstance(precise, tuple) else eager
         # What a tensor of float32 gave: a number carries no dtype, so the room is that of float32.
         wide = [torch.tensor(value[0], dtype=torch.complex128).reshape(1) for value in (ours, eager, precise)]
-        return _near(*wide, ROOM[torch.float32])
+        return _near(*wide, ROOM[torch.bfloat16 if halves else torch.float32])
     if not isinstance(precise, torch.Tensor) or precise.shape != eager.shape:
         precise = eager
     if not eager.dtype.is_floating_point and not eager.is_complex():
@@ -562,7 +564,7 @@ def _as_accurate(ours: Any, eager: Any, precise: Any) -> bool:
         ours, eager = torch.view_as_real(ours).double(), torch.view_as_real(eager).half()
         precise = torch.view_as_real(precise.to(torch.complex128))
     wide = [value.to(torch.complex128) for value in (ours, eager, precise)]
-    return _near(*wide, ROOM[eager.dtype.to_real()])
+    return _near(*wide, max(ROOM[eager.dtype.to_real()], ROOM[torch.bfloat16] * halves))
 
 
 def _near(ours: torch.Tensor, eager: torch.Tensor, precise: torch.Tensor, room: float) -> bool:

@@ -602,5 +602,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "behind the break, and the callers of that hold it until it returns: a generator in it is closed at the end.",
         held_across_a_break,
     ),
+    Deviation(
+        "fused optimizers of gradients that are laid out otherwise than their parameters",
+        "Eager's kernels for a CPU go through both memories alike, so that each element meets the gradient, or the state, of "
+        "another one. Equal once the optimizer is not fused.",
+        lambda found, text, examine: (
+            bool(re.search(r"channels_last|transpose\(|\.t\(|permute\(", text))
+            and equal_if(found, text, examine, r"fused=True", "fused=False")
+        ),
+    ),
     Deviation("warnings of operators", "They come when a program is captured, not at each call."),
 )

@@ -61,6 +61,7 @@ DTYPES = {
 }
 HALVES = (torch.float16, torch.bfloat16)
 HALF = re.compile(r"\bb?f16\b")
+AUTOCAST = re.compile(r"autocast\(|bfloat16|\.half\(")
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
 
 
@@ -114,7 +115,7 @@ class World:
             return
         with self.precision():
             exec(_compiled(self.text), self.names)  # text that a generator of this folder has written
-        if not self.partly:
+        if self.compiled and not self.partly:
             self.names["program"] = self.compile(self.names["program"])
         self.random = _random_state()
 
@@ -407,10 +408,11 @@ def _first_difference(
         so_far = steps[: place + 1]
         wide = functools.partial(_replay, eager, so_far, wide=True)
         nudged = functools.partial(_nudged, eager, so_far)
-        found = difference(mine, theirs, wide, nudged)
+        halves = "modules=True" in text and AUTOCAST.search(text) is not None
+        found = difference(mine, theirs, wide, nudged, halves)
         if found is not None:  # also where one of them has changed what it began with, and says so by all of it
             theirs, mine = eager.leaves({}), ours.leaves({})
-            found = difference(mine, theirs, wide, nudged)
+            found = difference(mine, theirs, wide, nudged, halves)
         if found is None:
             if step.endswith("_again") and not fell_back and any(isinstance(event, Captured) for event in heard):
                 # One more compile is allowed for what the call before has changed itself: a cache that it has filled.

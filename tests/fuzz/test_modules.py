@@ -7,7 +7,8 @@ import pytest
 from fusewright.capture.border.world import World
 from tests.fuzz import module_layers, modules, run, session
 
-SAMPLE, SWEEP = 24, 4000
+SAMPLE, SWEEP = 40, 4000
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 
 
 def check(seeds: range) -> None:
@@ -39,8 +40,8 @@ def test_each_part(number: int) -> None:
 
 def test_a_planted_defect_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     guards = World.guards
-    monkeypatch.setattr(World, "guards", lambda self: tuple(one for one in guards(self) if one.kind != "IDENTITY"))
-    texts = map(modules.program, range(100))
+    monkeypatch.setattr(World, "guards", lambda self: tuple(one for one in guards(self) if one.kind != "IS"))
+    texts = map(modules.program, range(10, 100))
     text, like = next((text, one.like) for text in texts if (one := session.examine(text)) is not None)
     small = run.shrunk(text, like, most=60)
     assert len(small.splitlines()) < len(text.splitlines())

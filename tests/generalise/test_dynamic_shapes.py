@@ -390,6 +390,30 @@ def test_recurrent_layers_over_any_length(kind: type[nn.RNNBase], batch_first: b
             last(torch.randn(4, 5, 7))
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_recurrent_layers_of_any_batch_drop_between_their_layers(kind: type[nn.RNNBase], packed: bool, backend: str) -> None:
+    """PyTorch's Python version of them, which stands for the C++ one where sizes vary, drops nothing."""
+    first, net = nn.Linear(6, 6), kind(6, 5, 3, batch_first=True, bidirectional=True, dropout=0.5)
+
+    def step(x: torch.Tensor) -> Any:
+        x = first(x)
+        given = nn.utils.rnn.pack_padded_sequence(x, [3, 2, 1, 1][: len(x)], batch_first=True) if packed else x
+        result, state = net(given)
+        result = nn.utils.rnn.pad_packed_sequence(result)[0] if packed else result
+        return result.detach(), state, *torch.autograd.grad(result.sum(), [*net.parameters()])
+
+    options = {"fallback_random": True} if backend == "native" else {}
+    compiled = fusewright.compile(step, backend=backend, dynamic=True, options=options)
+    for batch in (2, 3, 4):
+        x, results = torch.randn(batch, 3, 6), []
+        for run in (compiled, step):
+            torch.manual_seed(batch)
+            results.append((run(x), torch.rand(1)))
+        torch.testing.assert_close(*results)
+
+
 def test_replaced_functions_are_not_called_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's Python version of a recurrent cell calls `Tensor.tanh`, which eager's does not."""
     net, x = nn.GRU(3, 2), torch.randn(4, 1, 3)

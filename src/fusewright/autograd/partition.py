@@ -28,6 +28,7 @@ from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.passes.clean.escape import shares_memory
 from fusewright.operators.derive import derive
 from fusewright.operators.rules.common import Undecided, is_dense
+from fusewright.operators.rules.views import NO_VIEW
 from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
@@ -212,13 +213,30 @@ def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any], env: Shape
     made.meta = dict(node.meta)
     of = node.all_input_nodes[0] if _shows(node) else None
     if of is not None and values[of].meta.get("type") != of.meta.get("type"):
-        if node.target is not operator.getitem:
-            named = {name: argument_types(value) for name, value in made.kwargs.items()}
-            op: Any = node.target
-            made.meta["type"] = derive(op, [argument_types(value) for value in made.args], named, env)
-        else:
+        if node.target is operator.getitem:
             made.meta["type"] = values[of].meta["type"][node.args[1]]
+        elif (kind := _type_of_view(made, env)) is not None:
+            made.meta["type"] = kind
+        else:  # as it lies here it cannot be shown so
+            build = Builder(graph, env)
+            build.location = node.meta.get("location", ())
+            with graph.inserting_before(made):
+                dense = build.call(aten.clone.default, values[of], memory_format=torch.contiguous_format)
+            made.replace_input_with(values[of], dense)
+            made.meta["type"] = _type_of_view(made, env)
     return made
+
+
+def _type_of_view(node: Node, env: ShapeEnv | None) -> object:
+    """None where only a copy of the argument has that shape."""
+    named = {name: argument_types(value) for name, value in node.kwargs.items()}
+    op: Any = node.target
+    try:
+        return derive(op, [argument_types(value) for value in node.args], named, env)
+    except RuntimeError as error:
+        if str(error) != NO_VIEW:
+            raise
+        return None
 
 
 def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Split:

@@ -1,5 +1,6 @@
 """Recurrent layers over a length that varies, as one operator: PyTorch's own would fix the length and write out each
-step.
+step. And layers between which numbers are dropped, one by one: PyTorch's Python version, which stands for the C++ one
+where sizes vary, drops none.
 
 Takes what `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None where they are
 recorded as they come: over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always
@@ -75,3 +76,46 @@ def recurrent(
     if state.shape[0] != layers * (2 if bidirectional else 1) or state.shape[2] != params[1].shape[1]:
         return None
     return call(RECURRENT, (x, state, list(params), biases, layers, bidirectional, batch_first, kind), {})
+
+
+_OF_INPUT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+_OF_PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
+
+
+def dropping(
+    function: Any, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The result of a recurrent function that drops between its layers, each layer a call of its own, or None."""
+    place = 1 if function is torch.lstm else 2
+    packed = "batch_sizes" in kwargs or (len(args) > place and isinstance(args[place], torch.Tensor))
+    names = _OF_PACKED if packed else _OF_INPUT
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if not recorder.symbolic or len(args) + len(kwargs) != len(names) or given.keys() != {*names}:
+        return None
+    layers, drop, directions = given["num_layers"], given["dropout"], 2 if given["bidirectional"] else 1
+    if type(layers) is not int or layers < 2 or not drop or not given["train"] or len(given["params"]) % layers:
+        return None
+    states = given["hx"] if function is torch.lstm else [given["hx"]]
+    x, each = args[0] if args else given[names[0]], len(given["params"]) // layers
+    first = given.get("batch_first", False)
+    x = call(torch.transpose, (x, 0, 1), {}) if first else x  # numbers are drawn in the order of the steps
+    made = []
+    for layer in range(layers):
+        if layer:
+            x = call(torch.dropout, (x, drop, True), {})
+        begun = [call(torch.narrow, (state, 0, layer * directions, directions), {}) for state in states]
+        hx = begun if function is torch.lstm else begun[0]
+        params = list(given["params"][layer * each : (layer + 1) * each])
+        how = (params, given["has_biases"], 1, 0.0, True, given["bidirectional"])
+        x, *ended = call(function, (x, given["batch_sizes"], hx, *how) if packed else (x, hx, *how, False), {})
+        made.append(ended)
+    ends = [call(torch.cat, (list(parts), 0), {}) for parts in zip(*made, strict=True)]
+    return call(torch.transpose, (x, 0, 1), {}) if first else x, *ends
+
+
+def recurrent_or_dropping(
+    kind: str, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The result of `torch.<kind>(*args, **kwargs)`, or None."""
+    made = recurrent(kind, recorder, call, args, kwargs) if kind in _KINDS else None
+    return dropping(getattr(torch, kind), recorder, call, args, kwargs) if made is None else made

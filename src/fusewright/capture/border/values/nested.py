@@ -34,7 +34,7 @@ def is_jagged(kind: type) -> bool:
 
 
 def is_cached_length(source: Source) -> bool:
-    """Whether it leads to a length that a jagged tensor keeps as a tensor of that size: its constructor marks the size as
+    """Whether it leads to a length that a jagged tensor keeps, as a tensor of that size, which its constructor marks as
     dynamic."""
     return isinstance(source, Item) and isinstance(source.base, Attribute) and source.base.name == _CACHE
 
