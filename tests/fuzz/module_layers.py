@@ -400,7 +400,7 @@ opt.param_groups[0]['params'][0] = p | opt.state.pop(p, 0) | opt.defaults['lr'] 
 GRADIENTS = """
 nn.utils.clip_grad_norm_(m.parameters(), 1.0) | nn.utils.clip_grad_norm_(ps, 0.5, norm_type=float('inf')) | nn.utils.clip_grad_value_(m.parameters(), 0.25) | LOG.append(nn.utils.clip_grad_norm_(m.parameters(), 1.0, foreach=True)) | LOG.append(nn.utils.get_total_norm([q.grad for q in m.parameters() if q.grad is not None]))
 torch._foreach_div_([q.grad for q in ps if q.grad is not None], 2.0) | [q.grad.div_(2) for q in ps if q.grad is not None] | LOG.append(all(q.grad is None or bool(q.grad.isfinite().all()) for q in ps)) | nn.utils.clip_grad_norm_(m.parameters(), 1.0, error_if_nonfinite=True) | LOG.append(sum(q.grad.abs().sum() for q in ps if q.grad is not None))
-setattr(ps[0], 'grad', None) | setattr(ps[-1], 'grad', torch.zeros_like(ps[-1])) | nn.utils.clip_grads_with_norm_(ps, 0.5, torch.tensor(2.0)) | [q.grad.copy_(q.grad.sign()) for q in ps if q.grad is not None and q.grad.layout is torch.strided] | [setattr(q, 'grad', q.grad * 0.5) for q in ps if q.grad is not None]
+setattr(ps[0], 'grad', None) | setattr(ps[-1], 'grad', torch.zeros_like(ps[-1])) | nn.utils.clip_grads_with_norm_(ps, 0.5, torch.tensor(2.0)) | [setattr(q, 'grad', q.grad * 0.5) for q in ps if q.grad is not None]
 """
 AFTER = """
 average.update_parameters(m) | average.update_parameters(m) | [a.mul_(0.5).add_(b.detach(), alpha=0.5) for a, b in zip(ema.values(), m.parameters())] | torch._foreach_lerp_([*ema.values()], [q.detach() for q in m.parameters()], 0.5) | ema.update((n, ema[n] * 0.5 + q.detach() * 0.5) for n, q in m.named_parameters() if n in ema)

@@ -231,7 +231,7 @@ def _training(draft: Draft) -> tuple[list[str], str]:
         lines.append("ema = {n: q.detach().clone() for n, q in m.named_parameters()}")
     lines.append(f"def criterion(o, y): return {rng.choice(LOSSES)}")
     forward, scale = ["loss = criterion(first(run(x)), y)", "return loss"], rng.random()
-    if scale < 0.2:
+    if scale < 0.2 and "LBFGS" not in optimizer:  # how often it asks jumps with a rounding
         forward = ["with torch.autocast('cpu', torch.bfloat16):", "    o = first(run(x))", "return criterion(o.float(), y)"]
     lines += ["def forward(x, y):", indent("\n".join(forward), 4)]
     backward = rng.choice(("loss.backward()", "loss.backward()", "(loss * 8.0).backward()", "loss.backward(torch.full_like(loss, 0.5))", "torch.autograd.backward(loss, inputs=[q for q in ps if q.requires_grad])",

@@ -263,6 +263,8 @@ class _Attempt:
         finished = finish.build(tracer, continuation)
         recorder.refuse_unasked = None  # from here on it is PyTorch and we who read tensors
         check_results(world, finished.outputs)
+        if any(isinstance(value, torch.SymInt) and value.node.is_nested_int() for value in finished.outputs):
+            raise SkipFrame("unsupported-tensor", "the length of a ragged dimension leaves the call")
         broken = self.broken if self.reached else None
         if broken is not None and recorder.level == "aten" and _asks_for_gradients(tracer.function):
             if any(computed_from(value) for value in finished.outputs):

@@ -98,6 +98,24 @@ def test_a_program_may_fix_the_length_that_a_jagged_tensor_keeps(layer: Any, bac
         same(compiled(x), layer(x.to_padded_tensor(0.0))[0], rel=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_ragged_length_that_leaves_the_call(backend: str) -> None:
+    kept: list[Any] = []
+
+    def function(x: Any) -> Any:
+        kept.append((x * 2).shape)
+        return x.shape[1], x * 3
+
+    compiled = fusewright.compile(function, backend=backend)
+    with events.STREAM.listening((heard := []).append):
+        for call in range(3):
+            x = jagged(call)
+            length, result = compiled(x)
+            assert length == x.shape[1] and kept.pop() == x.shape
+            same(dense(result), dense(x * 3))
+    assert not [event for event in heard if isinstance(event, events.InternalError)]
+
+
 class Both(torch.Tensor):
     """Two tensors of one shape."""
 
