@@ -252,7 +252,7 @@ PARTS: tuple[Part, ...] = (
     Part("v>v", "self.$N = nn.Linear(4, 4).requires_grad_(False)", "with torch.inference_mode(not self.training):\n    side = self.$N(x)\nx = side * 2", OF_LINEAR),
     # functions of autograd
     Part("v>v", "self.$N = nn.Parameter(torch.ones(4))", "x = Straight.apply(x, self.$N)", ("$M.requires_grad_(False)", "$M.data.mul_(2)", "$M = nn.Parameter(torch.zeros(4))")),
-    Part("v>v", "self.$N = $L", "x = Scaled.apply(self.$N(x), 0.5)\nx, sign = Parted.apply(x)\nx = x * sign.abs()"),
+    Part("v>v", "self.$N = $L", "x = Scaled.apply(self.$N(x), 0.5)\nx, sign = Parted.apply(x)"),
     Part("v>v", "self.$N = $L", "x = Squared.apply(self.$N(x))"),
     *(Part("v>v", f"self.$N = {made}", f"x = checkpoint({how})", changes=OF_HOOKS[:6])  # what writes would write once
       for made in ("nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4))", "nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())", "Residual(nn.Linear(4, 4))")
