@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 import fusewright
 from fusewright.base.events import STREAM, Broken, Captured, Compiled, Event, FellBack, InternalError, Skipped
@@ -443,6 +444,21 @@ PADDED: tuple[Callable[..., Any], ...] = (
     lambda x, n: torch.constant_pad_nd(x, [0, 0, 0, x.shape[1] - 8, 0, n]),
     lambda x, n: functional.pad(x, (0, 0, n - 2, -1)),
 )
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_of_nothing(kind: type[nn.RNNBase], grad: bool, backend: str) -> None:
+    """oneDNN's layer, which eager does not call then, ends the process."""
+    layer = kind(4, 4, batch_first=True).requires_grad_(grad)
+    compiled = fusewright.compile(layer, backend=backend, dynamic=True)
+    for batch in (2, 3, 0, 2):
+        x = torch.randn(batch, 5, 4, requires_grad=grad)
+        found = [pytree.tree_leaves(run(x)) for run in (compiled, layer)]
+        torch.testing.assert_close(*found)
+        if grad:
+            torch.testing.assert_close(*(torch.autograd.grad(one[0].sum(), x)[0] for one in found))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

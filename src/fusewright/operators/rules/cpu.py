@@ -279,9 +279,11 @@ def _group_norm(said: Any, input: TensorType, *rest: Any) -> Any:
     return said
 
 
-def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
+def _rnn_layer(said: tuple[TensorType, ...], input: TensorType, *rest: Any) -> Any:
     """In training the workspace travels as a view of no elements (graph/grad_mode.py); else there is none."""
-    return said if args[-1] else (*said[:3], None)
+    if any(same(size, 0) for size in input.shape):  # eager does not call it, and it ends the process
+        raise RuntimeError("a recurrent layer of nothing")
+    return said if rest[-1] else (*said[:3], None)
 
 
 def _multi_margin_loss(said: TensorType, input: TensorType, target: TensorType, *rest: Any) -> TensorType:
