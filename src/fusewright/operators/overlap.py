@@ -76,7 +76,8 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
             node = producer
             chain.append(node)
             continue
-        assert isinstance(node.target, OpOverload)
+        if not isinstance(node.target, OpOverload):
+            break  # `graph.nodes.written`: a private copy, which is no view
         place = next(
             (alias[1] for alias in facts(node.target).returned if alias is not None), list_of_views(node.target)
         )
