@@ -729,6 +729,20 @@ def test_what_asks_the_engine_serves_no_leaf_and_no_other_alike(name: str) -> No
             assert found[1] == found[0], order
 
 
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1:], lambda x: x.view(2, 2)], ids=["whole", "part", "view"])
+def test_what_an_operator_writes_to_leaves_beside_gradients(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The running statistics that the program has set anew."""
+
+    def step(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, variance = torch.zeros(4), torch.full((4,), 2.0)
+        result = torch.nn.functional.batch_norm(x, mean, variance, weight, training=True)
+        return result, view(variance)
+
+    x, weight = torch.randn(3, 4), torch.ones(4, requires_grad=True)
+    compiled = fusewright.compile(step, fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), step(x, weight))
+
+
 BEHIND_A_BREAK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "slice": lambda x: (x * 2)[1:],
     "view_as_real": lambda x: torch.view_as_real(x * 2 + 0j),

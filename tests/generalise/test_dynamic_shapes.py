@@ -415,6 +415,31 @@ def test_recurrent_layers_of_any_batch_drop_between_their_layers(kind: type[nn.R
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("how", [{"num_layers": 2, "bidirectional": True}, {"bias": False}, {"proj_size": 3}], ids=str)
+@pytest.mark.parametrize("cast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+def test_an_lstm_over_varying_sizes_gives_dtypes_and_shapes_of_eager(
+    how: dict[str, Any], cast: bool, train: bool, backend: str
+) -> None:
+    """Eager gives it to oneDNN, PyTorch's Python version does not where the input needs gradients. Before 2.13 that one
+    leaves a dimension in the states."""
+    net = nn.LSTM(6, 5, batch_first=True, **how).train(train)
+
+    def step(x: torch.Tensor, grad: bool) -> Any:
+        with torch.autocast("cpu", enabled=cast), torch.set_grad_enabled(grad):
+            result, state = net(x)
+        grads = torch.autograd.grad(result.float().sum(), [x, *net.parameters()]) if grad else ()
+        return result.detach(), [one.detach() for one in state], grads
+
+    compiled = fusewright.compile(step, backend=backend, dynamic=True)
+    for batch in (2, 3):
+        for grad in (False, True):
+            x = torch.randn(batch, 4, 6, requires_grad=True)
+            tolerance = {"rtol": 2e-2, "atol": 2e-2} if cast else {}
+            torch.testing.assert_close(compiled(x, grad), step(x, grad), **tolerance)
+
+
 def test_replaced_functions_are_not_called_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's Python version of a recurrent cell calls `Tensor.tanh`, which eager's does not."""
     net, x = nn.GRU(3, 2), torch.randn(4, 1, 3)

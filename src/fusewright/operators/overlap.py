@@ -76,7 +76,7 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
             node = producer
             chain.append(node)
             continue
-        if not isinstance(node.target, OpOverload):  # what a pass has put there makes its results
+        if not isinstance(node.target, OpOverload):  # `graph.nodes.written`: a private copy, which is no view
             break
         place = next(
             (alias[1] for alias in facts(node.target).returned if alias is not None), list_of_views(node.target)

@@ -1,6 +1,7 @@
 """Recurrent layers over a length that varies, as one operator: PyTorch's own would fix the length and write out each
 step. And layers between which numbers are dropped, one by one: PyTorch's Python version, which stands for the C++ one
-where sizes vary, drops none.
+where sizes vary, drops none. And the layers of an LSTM that eager gives to oneDNN, which the Python version leaves out
+where the input needs gradients: autocast gives other dtypes then.
 
 Takes what `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None where they are
 recorded as they come: over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch.torch_version import TorchVersion
 
 from fusewright.base.pytorch import torch
 from fusewright.sizes.interfaces import Recorder
@@ -113,9 +116,86 @@ def dropping(
     return call(torch.transpose, (x, 0, 1), {}) if first else x, *ends
 
 
+_ONEDNN_LSTM = 2  # ideep::rnn_kind::LSTM
+_ONEDNN_DTYPES: dict[torch.dtype, Callable[[], bool]] = {
+    torch.float32: lambda: True,
+    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+    torch.float16: lambda: not torch.is_grad_enabled() and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+}
+
+_LOW_GRADIENTS = TorchVersion(torch.__version__) < "2.13"  # the backward's meta function gives another dtype
+
+
+def lstm_layers(recorder: Recorder, call: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """The result of `torch.lstm` by the operators that eager calls, where it calls oneDNN; or None."""
+    x, states, params, biases, layers, drop, train, bidirectional, first = (given[name] for name in _OF_INPUT)
+    each, directions = 4 if biases else 2, 2 if bidirectional else 1
+    if type(layers) is not int or len(params) != each * layers * directions:
+        return None
+    if not _onednn(recorder, x, (x, *states, *params)):
+        return None
+    width, batch = params[1].shape[1], x.shape[0 if first else 1]
+    if x.shape[2] != params[0].shape[1] or any(state.shape != (layers * directions, batch, width) for state in states):
+        return None  # projections, or eager's error
+    x = call(torch.Tensor.contiguous, (call(torch.transpose, (x, 0, 1), {}) if first else x,), {})
+    states = [call(torch.Tensor.contiguous, (state,), {}) for state in states]
+    ends: tuple[list[Any], list[Any]] = ([], [])
+    for layer in range(layers):
+        made = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            weights = list(params[index * each : (index + 1) * each])
+            weights += [] if biases else [call(torch.zeros_like, (weight,), {}) for weight in weights]
+            begun = [call(torch.select, (state, 0, index), {}) for state in states]
+            how: tuple[Any, ...] = (direction > 0, [], _ONEDNN_LSTM, width, layers, biases, bidirectional, first, train)
+            output, *ended, _workspace = call(torch.ops.aten.mkldnn_rnn_layer.default, (x, *weights, *begun, *how), {})
+            made.append(output)
+            for end, one in zip(ends, ended, strict=True):
+                end.append(one)
+        x = call(torch.cat, (made, -1), {}) if bidirectional else made[0]
+        if drop and train and layer < layers - 1:
+            x = call(torch.dropout, (x, drop, True), {})
+    return call(torch.transpose, (x, 0, 1), {}) if first else x, *(call(torch.stack, (end, 0), {}) for end in ends)
+
+
+def _onednn(recorder: Recorder, x: Any, tensors: Sequence[Any]) -> bool:
+    """Whether eager gives an LSTM of this input, among all its tensors, to oneDNN."""
+    if not torch._C._get_mkldnn_enabled():
+        return False
+    if not all(recorder.owns(one) and one.device.type == "cpu" for one in tensors):
+        return False
+    if any(one.dtype not in _ONEDNN_DTYPES or one.layout is not torch.strided for one in tensors):
+        return False
+    if not torch.is_autocast_enabled("cpu") and any(one.dtype != x.dtype for one in tensors):
+        return False  # eager's error
+    if torch.is_grad_enabled() and _LOW_GRADIENTS and any(one.dtype is not torch.float32 for one in tensors):
+        return False
+    return x.dim() == 3 and bool(_ONEDNN_DTYPES[x.dtype]()) and x.numel() != 0
+
+
+def _lstm(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of `torch.lstm(*args, **kwargs)` over tensors that are not packed, or None."""
+    given = dict(zip(_OF_INPUT, args, strict=False)) | kwargs
+    if not recorder.symbolic or len(args) + len(kwargs) != len(_OF_INPUT) or given.keys() != {*_OF_INPUT}:
+        return None
+    states, params = given["hx"], given["params"]
+    if not isinstance(states, list | tuple) or not isinstance(params, list | tuple) or len(states) != 2:
+        return None  # packed sequences, or eager's error
+    made = lstm_layers(recorder, call, given)
+    if made is None:
+        made = dropping(torch.lstm, recorder, call, args, kwargs)
+    result, *ends = call(torch.lstm, args, kwargs) if made is None else made
+    # The Python version of PyTorch before 2.13 leaves a dimension in the states where the batch has several elements.
+    ends = [
+        end if end.dim() == state.dim() else call(torch.Tensor.reshape, (end, tuple(state.shape)), {})
+        for end, state in zip(ends, states, strict=True)
+    ]
+    return result, *ends
+
+
 def recurrent_or_dropping(
     kind: str, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The result of `torch.<kind>(*args, **kwargs)`, or None."""
-    made = recurrent(kind, recorder, call, args, kwargs) if kind in _KINDS else None
+    made = recurrent(kind, recorder, call, args, kwargs) if kind in _KINDS else _lstm(recorder, call, args, kwargs)
     return dropping(getattr(torch, kind), recorder, call, args, kwargs) if made is None else made
