@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import re
 
-import torch._dynamo  # by the first optimizer otherwise: a draft that is stopped there leaves half of it
+# By the first optimizer otherwise: a draft that is stopped there leaves half of it.
+import torch._dynamo  # noqa: F401
 
 from fusewright.base.records import dataclass, field
 from tests.fuzz import module_layers as tables
