@@ -61,6 +61,21 @@ def autocast_decorator(compiled: Compiled) -> list[Any]:
 
 
 @program
+def recurrent_under_autocast(compiled: Compiled) -> list[Any]:
+    first, second = nn.RNN(4, 4), nn.LSTM(4, 4)
+    for one in (parameter for net in (first, second) for parameter in net.parameters()):
+        nn.init.constant_(one, 0.25)
+    i = random(1, 3, 4)
+
+    def fn(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            return second(first(i)[0])[0]
+
+    compiled(fn)(i).float().sum().backward()
+    return [i.grad, *(one.grad for net in (first, second) for one in net.parameters())]
+
+
+@program
 def saved_hooks_outside(compiled: Compiled) -> list[Any]:
     a = random(4, 3)
     n = []

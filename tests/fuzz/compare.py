@@ -335,10 +335,14 @@ def kind_of(kind: type, changing: dict[type, Kind]) -> Kind:
     return found
 
 
+# Where PyTorch keeps a module's compiled call: nothing in the copy of a module whose class copies all that it holds.
+UNSEEN = ("_compiled_call_impl",)
+
+
 def _attributes(value: object) -> Named:
     try:
         held = object.__getattribute__(value, "__dict__").items()
-        return ((f".{name}", part) for name, part in held if type(part) is not ModuleCaller)
+        return ((f".{name}", part) for name, part in held if name not in UNSEEN and type(part) is not ModuleCaller)
     except AttributeError:
         return iter(())
 

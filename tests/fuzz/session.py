@@ -516,12 +516,13 @@ class TooLong(BaseException):
 SECONDS = (5.0, 0.02)  # after which a draft is stopped, and again each time that it has gone on
 
 
-def errors_of(text: str, most: int = 20_000) -> int | None:
-    """How many steps raise in eager; None if the text does not run, or not within so many lines."""
-    return next(_errors_of(text, most))
+def errors_of(text: str, most: int = 20_000, largest: float = math.inf) -> int | None:
+    """How many steps raise in eager; None if the text does not run, or not within so many lines, or if numbers of the
+    module `m` or of a result become larger: then the last digits decide."""
+    return next(_errors_of(text, most, largest))
 
 
-def _errors_of(text: str, left: int) -> Iterator[int | None]:
+def _errors_of(text: str, left: int, largest: float) -> Iterator[int | None]:
     """In a generator, for which an exception is handled apart: where a tracer raises in a comprehension in an `except`,
     CPython 3.12 leaves what was handled there to the caller, as the context of all that is raised later."""
 
@@ -551,10 +552,14 @@ def _errors_of(text: str, left: int) -> Iterator[int | None]:
             sys.stdout = io.StringIO()
             world = World(text, draft=True)
             for step in steps_of(world):
+                result = None
                 try:
-                    world.names[step]()
+                    result = world.names[step]()
                 except Exception:
                     errors += 1
+                if largest < math.inf and any(_largest(one) > largest for one in (result, world.names["m"])):
+                    left = -1
+                    break
         except (Exception, TooLong):  # text that is no program
             left = -1
         finally:
@@ -566,6 +571,16 @@ def _errors_of(text: str, left: int) -> Iterator[int | None]:
             if "state=True" in text:
                 state.restore()
     yield errors if left >= 0 else None
+
+
+def _largest(value: Any) -> float:
+    """The largest number in the value's tensors, or in a module's parameters and their gradients. NaN is none."""
+    if isinstance(value, torch.nn.Module):
+        value = [part for one in value.parameters() for part in (one, None if one.is_leaf is False else one.grad)]
+    tensors = [one.detach() for one in pytree.tree_leaves(value) if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    plain = [one for one in tensors if one.layout is torch.strided and one.is_floating_point() and one.numel()]
+    with torch.no_grad():
+        return max((float(one.double().abs().nan_to_num(nan=0.0, posinf=math.inf).max()) for one in plain), default=0.0)
 
 
 def check(text: str) -> None:

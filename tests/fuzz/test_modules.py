@@ -107,3 +107,24 @@ def test_a_compiled_module_stands_for_the_programs_own(way: str) -> None:
 
 def test_the_same_seed_gives_the_same_program() -> None:
     assert modules.program(3) == modules.program(3) != modules.program(4)
+
+
+GROWS = """
+begin(state=True, modules=True)
+m = fixed(nn.Linear(1, 1))
+def program(): return m.weight.detach() * 2
+def step0():
+    m.weight.data.fill_($by)
+    return program()
+"""
+
+
+def test_a_program_is_one_that_runs_and_does_not_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session.errors_of(GROWS.replace("$by", "1e3"), largest=1e4) == 0
+    assert session.errors_of(GROWS.replace("$by", "math.nan"), largest=1e4) == 0
+    assert session.errors_of(GROWS.replace("$by", "9e3"), largest=1e4) is None
+    for drawn in ("x = 1 / 0", GROWS.replace("$by", "math.inf")):
+        monkeypatch.setattr(modules, "_drawn", lambda rng, only, drawn=drawn: drawn)
+        text = modules.program(3)
+        assert session.errors_of(text) == 0 and session.examine(text) is None
+        assert text == modules.program(3) != modules.program(4)

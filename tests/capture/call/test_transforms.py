@@ -289,3 +289,42 @@ def test_what_a_transform_gives_under_inference_mode_is_of_eagers_kind(name: str
             found, wanted = (pytree.tree_leaves(one(x)) for one, x in zip((compiled, function), inputs))
         assert [one.is_inference() for one in found] == [one.is_inference() for one in wanted]
         torch.testing.assert_close(found, wanted)
+
+
+def no_hooks(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        return x * 2
+
+
+def own_hooks(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        return (x * x).sum()
+
+
+def hooks() -> Any:
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
+def disabled() -> Any:
+    return torch.autograd.graph.disable_saved_tensors_hooks("nor there")
+
+
+REFUSED = [(made, hooks) for made in (outside, rows, torch.func.hessian(loss), pulled_back, no_hooks)] + [(own_hooks, disabled)]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("function, refuses", REFUSED)
+def test_what_refuses_hooks_on_saved_tensors_refuses_them(
+    function: Callable[..., Any], refuses: Callable[[], Any], backend: str, first: bool
+) -> None:
+    x = torch.linspace(-1, 1, 9).reshape(3, 3).requires_grad_()
+    compiled = fusewright.compile(lambda x: function(x), backend=backend)
+    for refused in (first, not first, first):
+        if refused:
+            with refuses(), pytest.raises(RuntimeError):
+                function(x)
+            with refuses(), pytest.raises(RuntimeError):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), function(x))

@@ -29,6 +29,7 @@ from fusewright.capture.border.effects import keep, register_hook, registered_at
 from fusewright.capture.border.looked_up import as_read, method_reads, reads_of
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
+from fusewright.capture.call.support import guard_saved_hooked
 from fusewright.capture.guards.sources import Attribute
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
@@ -498,6 +499,7 @@ def _see_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
         reason = tracer.assumptions.gradient_refused
         raise GraphBreak("autograd-call", f"saved_tensors_hooks, whose unpacking stays outside: {reason}")
     world, recorder, push = tracer.world, tracer.recorder, torch._C._autograd._push_saved_tensors_default_hooks
+    _message_of_forbidding(tracer, args, kwargs)
     native(push, *(_OfSaved(tracer, hook) for hook in args))
     pack, unpack = (_called(tracer, hook) for hook in args)
     saving = None
@@ -536,18 +538,18 @@ def _close(tracer: Tracer, kind: type) -> None:
 def _forbid_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """torch._C._autograd._saved_tensors_hooks_disable, which also leaves such a context within another."""
     (message,) = (*args, *kwargs.values())
-    contexts = tracer.world.disablers
-    if contexts and type(contexts[-1]) is _Forbids and contexts[-1].before == message:
+    if (contexts := tracer.world.disablers) and type(contexts[-1]) is _Forbids and contexts[-1].before == message:
         return _close(tracer, _Forbids)
-    before = native(torch._C._autograd._saved_tensors_hooks_get_disabled_error_message)
+    if guard_saved_hooked(tracer.world):
+        raise GraphBreak("autograd-call", "hooks on saved tensors are forbidden while there are some")
+    before = _message_of_forbidding(tracer, args, kwargs)
+    contexts.append(_Forbids(before))
     native(torch._C._autograd._saved_tensors_hooks_disable, message)
-    return contexts.append(_Forbids(before))
 
 
 def _message_of_forbidding(tracer: Tracer, args: Args, kwargs: Kwargs) -> str | None:
     """Why there may be no hooks on saved tensors now."""
-    ask = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
-    message = native(ask)
+    message = native(ask := torch._C._autograd._saved_tensors_hooks_get_disabled_error_message)
     if not any(type(one) is _Forbids for one in tracer.world.disablers):
         tracer.world.guard_answer(ask, (), message)
     return message  # type: ignore[no-any-return]
@@ -555,10 +557,8 @@ def _message_of_forbidding(tracer: Tracer, args: Args, kwargs: Kwargs) -> str | 
 
 def _set_anomaly(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """torch._C.set_anomaly_enabled where everything stays as it is."""
-    questions = (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
-    for wanted, ask in zip((*args, *kwargs.values()), questions):
-        answer = native(ask)
-        tracer.world.guard_answer(ask, (), answer)
+    for wanted, ask in zip((*args, *kwargs.values()), (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)):
+        tracer.world.guard_answer(ask, (), answer := native(ask))
         if answer != wanted:
             raise GraphBreak("autograd-call", "anomaly detection is turned on or off")
 

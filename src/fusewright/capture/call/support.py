@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusewright._native import isinstance
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import Trampoline, TrampolineIterator, give_back, native
@@ -294,3 +295,16 @@ def _descriptor(fn: Any, kind: type) -> Any:
     kinds = (fn.__objclass__,) if hasattr(fn, "__objclass__") else kind.__mro__
     found = (base.__dict__.get(fn.__name__) for base in kinds)
     return next((one for one in found if type(one) in _DESCRIPTORS), None)
+
+
+def saved_hooked() -> bool:
+    """Whether hooks on saved tensors are on: a transform that takes gradients raises then, as does what forbids them."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def guard_saved_hooked(world: World) -> bool:
+    """`saved_hooked`, guarded: those that the frame has entered itself are its own."""
+    hooked = saved_hooked()
+    if not any(hasattr(one, "saving") for one in world.disablers):
+        world.guard_answer(saved_hooked, (), hooked)
+    return hooked

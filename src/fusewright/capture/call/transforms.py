@@ -20,6 +20,7 @@ from fusewright._native import isinstance
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import Trampoline, unwatched
 from fusewright.capture.border.native_ready import for_native
+from fusewright.capture.call.support import guard_saved_hooked
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -57,6 +58,7 @@ def transform(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, 
         made = unwatched(fn, *args, **kwargs)
         _adopt(tracer, made)
         return made
+    guard_saved_hooked(tracer.world)  # whatever takes gradients inside, a vmap of a grad too, complains of hooks
     try:
         return unwatched(tracer.recorder.call, fn, args, kwargs)
     except GraphBreak as signal:

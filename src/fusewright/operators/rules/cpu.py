@@ -341,6 +341,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.index_add_.default: lambda said, *args: (_index_add(said, *args), said)[1],
     aten.index_copy.default: lambda said, *args: _contiguous(said),
     aten.mkldnn_rnn_layer.default: _rnn_layer,
+    # of halves too, which the meta function (up to PyTorch 2.11) does not say
+    aten.mkldnn_rnn_layer_backward.default: lambda said, *_: tuple(replace(one, dtype=torch.float32) for one in said),
     **dict.fromkeys(
         (aten.polar.default, aten._add_relu.Tensor, aten.hardtanh_backward.default, aten.hardsigmoid_backward.default,
          aten.hardswish_backward.default, aten.mish_backward.default, aten.softplus_backward.default,
