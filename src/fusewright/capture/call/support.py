@@ -298,7 +298,7 @@ def _descriptor(fn: Any, kind: type) -> Any:
 
 
 def saved_hooked() -> bool:
-    """Whether hooks on saved tensors are on: a transform that takes gradients raises then, as does what forbids them."""
+    """Whether hooks on saved tensors are on: then what takes gradients by a transform raises."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
