@@ -165,6 +165,16 @@ def test_what_a_checkpoint_wraps_writes_once(backend: str, reentrant: bool) -> N
         torch.testing.assert_close(x.grad, x.detach().cos() * run)
 
 
+def test_what_a_checkpoint_wraps_may_change_before_the_backward() -> None:
+    layer = torch.nn.Linear(2, 2)
+    compiled = fusewright.compile(lambda x: checkpoint(layer, x, use_reentrant=False))
+    x = torch.ones(1, 2)
+    with layer.register_forward_pre_hook(lambda module, args: (args[0] + 1,)):
+        result = compiled(x)
+    result.sum().backward()
+    torch.testing.assert_close(layer.weight.grad, torch.full((2, 2), 2.0))
+
+
 def test_a_budget_bounds_what_is_saved() -> None:
     # In float64: the softmax of such numbers turns a product's last bit in float32 into 1e-5.
     inputs = tuple(

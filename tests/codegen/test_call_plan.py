@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from fusewright.codegen.call_plan import describe
 from fusewright.codegen.call_plan_types import CCall, Gather, KernelCall, PythonCall, SlotStep
@@ -153,6 +154,16 @@ def test_what_a_c_function_cannot_take_goes_through_python() -> None:
     call = s.build().steps[0]
     assert isinstance(call, PythonCall)
     assert s.load(single=True)(torch.ones(4)).tolist() == [1, 2, 3, 4]
+
+
+def test_sizes_that_a_c_function_would_read_when_they_are_freed_go_through_python() -> None:
+    s = Schedule()
+    x, w, gradient = s.input("x", 0, 4, 6, 6), s.input("w", 4, 4, 3, 3), s.input("g", 0, 4, 4, 4)
+    how = ([4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True])
+    s.call(aten.convolution_backward.default, gradient, x, w, *how, out=[None, s.output("dw", 4, 4, 3, 3), s.output("db", 4)])
+    assert isinstance(s.build().steps[0], CCall if TorchVersion(torch.__version__) >= "2.13" else PythonCall)
+    found = s.load()(torch.empty(0, 4, 6, 6), torch.ones(4, 4, 3, 3), torch.empty(0, 4, 4, 4))
+    torch.testing.assert_close(found, (torch.zeros(4, 4, 3, 3), torch.zeros(4)))
 
 
 def test_without_the_c_function_an_out_operator_still_writes_into_its_place() -> None:

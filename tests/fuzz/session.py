@@ -121,7 +121,7 @@ class World:
 
     def compile(self, what: Any, how: Callable[..., Any] = fusewright.compile) -> Any:
         """What the program calls in the place of this: itself, if nothing is to be compiled."""
-        if not self.compiled:
+        if not self.compiled or not callable(what):  # a part that a change has replaced
             return what
         settings = {"recompile_limit": 64, **self.names.get("SETTINGS", {})}
         if settings.get("backend", "native") == "native":

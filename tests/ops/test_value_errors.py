@@ -36,6 +36,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "targets that are too small": (lambda x: F.nll_loss(x, ZEROS[None, :, 1:]), (torch.ones(1, 3, 4, 8),)),
     "targets that are too large": (lambda x: F.cross_entropy(x, ZEROS[None]), (torch.ones(1, 3, 4, 7),)),
     "targets of another batch": (lambda x: F.cross_entropy(x, ZEROS[None]), (torch.ones(2, 3, 4, 8),)),
+    "mask of more dimensions": (lambda x, m: x.masked_scatter_(m, x * 2), (torch.ones(3), torch.ones(1, 3) > 0)),
     "empty range": (lambda x: x.random_(5, 3), (torch.ones(3),)),
     "hardswish of integers": (F.hardswish, (torch.ones(3, dtype=torch.int64),)),
     "logsigmoid of integers": (F.logsigmoid, (torch.ones(3, dtype=torch.uint8),)),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.torch_version import TorchVersion
 
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.call_plan_types import CCall, Gather, PythonCall, StepSpec
@@ -31,6 +32,9 @@ from fusewright.sizes.expressions import Dim, Expr
 
 MAX_INTEGERS = 24
 MAX_DOUBLES = 6
+# Before PyTorch 2.13 its C functions read an optional list of sizes (a SymInt[]?) after they have freed it
+# (pointer_to_optional_list in torch/csrc/inductor/aoti_torch/utils.h): wrong results, or the process ends.
+_FREES_SIZES = TorchVersion(torch.__version__) < "2.13"
 
 
 class Places(Protocol):
@@ -224,7 +228,8 @@ def _bound_arguments(extern: Extern) -> list[tuple[str, Any]]:
         else:
             raise Inexpressible
         name = CLASSES.get(str(argument.real_type))
-        if name is None:
+        freed = _FREES_SIZES and name == "optional int list" and value is not None
+        if name is None or (freed and f"SymInt[]? {argument.name}" in str(extern.target._schema)):
             raise Inexpressible
         bound.append((name, value))
     return bound

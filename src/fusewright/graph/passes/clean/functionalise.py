@@ -338,6 +338,8 @@ class _Functionaliser:
                 changes["device"] = like.device
             value = self.build.call(aten._to_copy.default, value, **changes)
         if type_.shape != like.shape:
+            if type_.ndim > like.ndim:  # of what eager refuses, as its meta function does not
+                raise CannotFunctionalise(f"{type_.ndim} dimensions are written to {like.ndim}")
             value = self.build.call(aten.expand.default, value, list(like.shape))
         return self._laid_out(value, like)
 
