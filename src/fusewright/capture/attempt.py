@@ -37,6 +37,7 @@ from fusewright.capture.call import dispatch as calls
 from fusewright.capture.call.autograd import computed_from
 from fusewright.capture.call.collectives import finish_collectives
 from fusewright.capture.call.output import check_filters
+from fusewright.capture.call.support import saved_hooked
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guards.sources import Local
 from fusewright.capture.guards.torch_state import TENSOR_METHODS
@@ -167,7 +168,7 @@ def _deep_recursion(options: CaptureOptions) -> Iterator[None]:
 def _own_saved_tensors() -> Iterator[None]:
     """Keeps the user's hooks on saved tensors (a checkpoint around the compiled function, say) from seeing traced
     ones."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+    if not saved_hooked():
         yield
         return
     torch._C._autograd._push_saved_tensors_default_hooks(_as_it_is, _as_it_is)

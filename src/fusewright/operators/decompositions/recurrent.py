@@ -1,11 +1,11 @@
-"""Recurrent layers over a length that varies, as one operator: PyTorch's own would fix the length and write out each
-step. And layers between which numbers are dropped, one by one: PyTorch's Python version, which stands for the C++ one
-where sizes vary, drops none. And the layers of an LSTM that eager gives to oneDNN, which the Python version leaves out
-where the input needs gradients: autocast gives other dtypes then.
+"""Recurrent layers where sizes vary: PyTorch's Python versions, which then stand for its C++ ones, differ from eager.
 
-Takes what `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None where they are
-recorded as they come: over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always
-holds: the operator computes what they do, by calling them.
+They write out each step of a length: over one that varies, a layer is one operator here. They drop no numbers between
+layers: layers with dropout are recorded one by one. They do not give an LSTM to oneDNN where its input needs gradients,
+so autocast gives other dtypes: the LSTMs that eager gives to it are recorded as eager calls it.
+
+Takes what `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None
+where they are recorded as they come. Always holds: each part computes what eager does, by calling it.
 """
 
 from __future__ import annotations

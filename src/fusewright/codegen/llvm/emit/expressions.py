@@ -385,9 +385,8 @@ def convert(b: Builder, value: Value, source: torch.dtype, target: torch.dtype) 
 
 def _float_to_int(b: Builder, value: Value, to: ElementType) -> Value:
     """Narrow targets go through i32, as x86 compilers do: 300.0 becomes the uint8 44, -1.0 becomes 255. What is out of
-    range is what the processor makes of it: LLVM's `fptosi` has no value there, and
-    where LLVM finds the number itself it takes what lies in a register. It finds nothing behind the constrained form,
-    which is the same instruction."""
+    range is what the processor makes of it: LLVM's `fptosi` has no value there, and where LLVM finds the number itself
+    it takes what lies in a register. It finds nothing behind the constrained form, which is the same instruction."""
     if to.size == 8:
         return _truncate(b, "fptosi" if to.signed else "fptoui", value, "i64")
     wide = not to.signed and (to.size == 4 or value.type == "double")  # as ATen does: the uint8 of 4294967295.0 is 255
