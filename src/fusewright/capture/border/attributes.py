@@ -167,14 +167,9 @@ def _getattr_python_module(world: Border, obj: types.ModuleType, name: str) -> A
     value = objects.read_namespace(namespace, name)
     if value is not MISSING:
         return value
-    fallback = objects.read_namespace(namespace, "__getattr__")
-    if fallback is not MISSING:
-        return world.tracer.call(fallback, (name,))
     if classes.lookup(types.ModuleType, name) is not MISSING:
         return native(getattr, obj, name)
-    said = objects.read_namespace(namespace, "__name__")
-    known_as = f"module '{said}'" if type(said) is str else "module"
-    raise UserException(AttributeError(f"{known_as} has no attribute '{name}'", name=name, obj=obj))
+    return objects.not_in_module(world, obj, name, namespace)
 
 
 def _setattr_python_module(world: Border, obj: types.ModuleType, name: str, value: object) -> None:

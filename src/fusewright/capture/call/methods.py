@@ -106,6 +106,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     row = _OBJECT_ROWS.get(name) if of_object else None
     if row is None and isinstance(owner, property) and defined_by is property:
         row = _PROPERTY_ROWS.get(name)
+    if name == "__getattribute__" and defined_by is types.ModuleType:
+        row = _module_getattribute
     if row is not None:
         if not call_support.method_takes(fn, owner, args, kwargs):
             return native(fn, *call_support.receiver_and_rest(fn, owner, args), **kwargs)  # its complaint
@@ -284,7 +286,7 @@ def _object_setattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> N
     args = (call_support.attribute_name(args[0]), *args[1:])
     if issubclass(type(owner), type):
         classes.setattr_class(tracer.world, owner, *args)
-    elif issubclass(type(owner), (types.ModuleType, types.FunctionType)):
+    elif type(owner) in (types.ModuleType, types.FunctionType):
         tracer.world.setattr(owner, *args)
     else:
         objects.generic_setattr(tracer.world, owner, *args)
@@ -294,11 +296,13 @@ def _object_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs)
     args = (call_support.attribute_name(args[0]), *args[1:])
     if issubclass(type(owner), type):
         return classes.getattr_class(tracer.world, owner, *args)
-    if issubclass(type(owner), (types.FunctionType, types.ModuleType)) or tracer.world.type_of(owner) is not type(
-        owner
-    ):
+    if type(owner) is types.FunctionType or tracer.world.type_of(owner) is not type(owner):
         return tracer.world.getattr(owner, *args)
     return objects.generic_getattr(tracer.world, owner, *args)
+
+
+def _module_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    return objects.getattr_module(tracer.world, owner, call_support.attribute_name(args[0]))
 
 
 def _object_delattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:

@@ -188,6 +188,56 @@ def import_error():
     return f, [(x(),), (x(),)]
 
 
+class Loaded(types.ModuleType):
+    def __getattribute__(self, name):
+        if name == "twice":
+            return object.__getattribute__(self, "value") * 2
+        if name == "thrice":
+            return types.ModuleType.__getattribute__(self, "value") * 3
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value + 1 if name == "value" else value)
+
+
+class Late(types.ModuleType):
+    def __getattr__(self, name):
+        if name != "twice":
+            raise AttributeError(name)
+        return 7
+
+
+def answered(name):
+    if name in ("twice", "thrice"):
+        return len(name)
+    raise AttributeError(f"no {name}")
+
+
+@program
+def modules_that_say_what_they_hold():
+    made = [Loaded("loaded"), Late("late"), Late("asks"), types.ModuleType("plain")]
+    for one in made:
+        one.value = 1
+    for one in made[2:]:
+        one.__getattr__ = answered
+    asked = ("value", "twice", "thrice", "__name__", "__class__")
+
+    def f(x):
+        told = []
+        for one in made:
+            one.value += 1
+            for how in (getattr, types.ModuleType.__getattribute__, object.__getattribute__):
+                for name in asked:
+                    try:
+                        told.append(how(one, name))
+                    except AttributeError as error:
+                        told.append(str(error))
+            x = x * one.value
+        return x, told, hasattr(made[0], "nothing"), hasattr(made[1], "nothing")
+
+    return f, [(x(),), (x(),)], lambda: [vars(one)["value"] for one in made]
+
+
 @program
 def what_import_errors_say():
     for name, file in (("fileless_module", None), ("module_of_a_file", "/some/where.py")):

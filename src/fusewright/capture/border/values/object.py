@@ -143,7 +143,7 @@ def getattr_object(world: World, obj: object, name: str) -> object:
     try:
         if getattribute is not None:
             return world.tracer.call(getattribute, (obj, name))
-        return generic_getattr(world, obj, name)
+        return (getattr_module if issubclass(kind, types.ModuleType) else generic_getattr)(world, obj, name)
     except UserException as signal:
         if not isinstance(signal.exception, AttributeError):
             raise
@@ -182,6 +182,26 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
         return bind(world, found, obj, kind, name)
     said = f"'{classes.said_name(world.type_of(obj))}' object has no attribute '{name}'"
     raise UserException(AttributeError(said, name=name, obj=obj))
+
+
+def getattr_module(world: World, module: object, name: str) -> object:
+    """`types.ModuleType.__getattribute__(module, name)`."""
+    try:
+        return generic_getattr(world, module, name)
+    except UserException as signal:
+        if not isinstance(signal.exception, AttributeError):
+            raise
+    return not_in_module(world, module, name, instance_dict(world, module))
+
+
+def not_in_module(world: World, module: object, name: str, namespace: object) -> object:
+    """An attribute that neither the module's dictionary nor its class holds."""
+    fallback = read_namespace(namespace, "__getattr__")
+    if fallback is not MISSING:
+        return world.tracer.call(fallback, (name,))
+    said = read_namespace(namespace, "__name__")  # a program may have deleted it
+    known_as = f"module '{said}'" if type(said) is str else "module"
+    raise UserException(AttributeError(f"{known_as} has no attribute '{name}'", name=name, obj=module))
 
 
 def note_missing(world: World, error: BaseException, obj: object, name: str) -> None:
