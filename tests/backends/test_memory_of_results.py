@@ -202,7 +202,6 @@ def allocations(call: Callable[[], Any]) -> int:
     return sum(after - before >= SIZE for before, after in itertools.pairwise(levels))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, `measure` follows its memory")
 @pytest.mark.parametrize("name", SAVING)
 def test_a_call_takes_the_memory_of_its_result_only(name: str) -> None:
     library, function, shapes = SAVING[name]

@@ -14,7 +14,7 @@ from fusewright.parallel import psum, shard
 
 jax = pytest.importorskip("jax")
 
-FLAG = "--xla_force_host_platform_device_count=4"
+FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
 on_four = pytest.mark.skipif(jax.device_count() != 4, reason="run by test_on_four_devices")
 
 
@@ -22,7 +22,7 @@ def test_on_four_devices() -> None:
     """Runs the others of this file: the number of devices is fixed when jax starts."""
     if jax.device_count() == 4:
         pytest.skip("this is that run")
-    env = {**os.environ, "XLA_FLAGS": FLAG, "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = {**os.environ, **FOUR, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]

@@ -10,6 +10,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from fusewright.codegen.call_plan_types import CCall
+from fusewright.codegen.extern_calls import _FREES_SIZES
 from fusewright.loops.externs import EXTERNS, placement
 from fusewright.loops.ir import Buffer
 from fusewright.runtime import launch
@@ -217,7 +218,8 @@ def test_row_equals_eager(name: str) -> None:
         positional, keywords = split(args)
         expected = target(*positional, **keywords)
     results, plan = through_plan(target, args, expected)
-    assert [step.symbol for step in plan.steps if isinstance(step, CCall)] == [row.symbol]
+    symbols = [] if _FREES_SIZES and "SymInt[]?" in str(target._schema) else [row.symbol]
+    assert [step.symbol for step in plan.steps if isinstance(step, CCall)] == symbols
     wanted = [
         t for t in (expected if isinstance(expected, (tuple, list)) else (expected,)) if isinstance(t, torch.Tensor)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -26,9 +27,12 @@ from fusewright.select.autotune import (
     tile_questions,
 )
 from fusewright.select.measure import disagreement, factors, isolated, made_up, positions
-from tests.codegen.triton.harness import run_plan
 from tests.loops.tracing import record
 from tests.select.product_programs import GPU
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("compiles for a GPU", allow_module_level=True)
+from tests.codegen.triton.harness import run_plan
 
 CPU = torch.device("cpu")
 Half = torch.float16  # the interpreter multiplies the bits of bfloat16 numbers

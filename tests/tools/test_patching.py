@@ -231,10 +231,12 @@ def test_accelerate_prepares_a_compiled_model(compiled: list[str]) -> None:
     assert list(accelerator.get_state_dict(model)) == ["weight", "bias"]
 
 
-def test_trainer_of_transformers(compiled: list[str], tmp_path: Path) -> None:
+def test_trainer_of_transformers(compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `torch_compile=True` it compiles the model; losses and weights are those of its training without."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
+    # Where there is a GPU it sets a flag, which PyTorch's own test helpers forbid.
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: False)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     rows = [{"input_ids": ids, "labels": ids} for ids in torch.arange(48).view(6, 8) % 7]
 

@@ -29,9 +29,12 @@ class Memory:
 
 
 def measure(call: Callable[[], Any]) -> Memory:
-    """The memory of one call."""
-    if torch.cuda.is_initialized():
-        return _on_gpu(call)
+    """The memory of one call: a GPU's if it takes any there, else the CPU's."""
+    on_gpu = torch.cuda.is_initialized()
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     # PyTorch's other profiler writes to the terminal, and its events have no memory in the order of time.
     experimental = torch._C._profiler._ExperimentalConfig()
     _enable_profiler_legacy(
@@ -42,6 +45,10 @@ def measure(call: Callable[[], Any]) -> Memory:
         gc.collect()  # a compile leaves cycles
     finally:
         events = _disable_profiler_legacy()
+    if on_gpu:
+        torch.cuda.synchronize()
+        if peak := torch.cuda.max_memory_allocated() - before:
+            return Memory(peak, torch.cuda.memory_allocated() - before)
     changes = list(_changes(events))
     levels = list(accumulate((change for _, change in changes), initial=0))
     steps = tuple((seconds, level) for (seconds, _), level in zip(changes, levels[1:]))
@@ -55,16 +62,6 @@ def _changes(threads: Any) -> Iterator[tuple[float, int]]:
         seconds = start.cpu_elapsed_us(event) / 1e6 if start is not None else float(len(found))
         found.append((seconds, event.cpu_memory_usage()))
     yield from sorted(found, key=lambda change: change[0])
-
-
-def _on_gpu(call: Callable[[], Any]) -> Memory:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    gc.collect()
-    torch.cuda.synchronize()
-    return Memory(torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before)
 
 
 def measure_compiled(call: Callable[[], Any]) -> Memory:

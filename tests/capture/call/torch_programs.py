@@ -342,7 +342,7 @@ def seeded(x):
 
 @program()
 def fork_rng(x):
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=()):  # the state of a GPU's generator is asked of the GPU
         torch.manual_seed(7)
         y = torch.rand(3)
     return x + y, torch.rand(3)
