@@ -13,10 +13,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusewright
-from fusewright.operators.meta_kernels import type_of
+from fusewright.base.records import replace
+from fusewright.operators.meta_kernels import infer, type_of
+from fusewright.operators.rules.common import channels_last_strides
 from fusewright.operators.schema import facts
 from fusewright.operators.shape_rules import RULES, by_rule
-from fusewright.sizes.tensor_type import TensorType
+from fusewright.sizes.expressions import evaluate
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 from tests.ops.opinfo import op_db
 
 SEEN: Counter[object] = Counter()
@@ -317,6 +321,33 @@ def test_what_no_convolution_takes_is_refused_where_its_result_has_no_elements(n
     for run in (function, fusewright.compile(lambda x: function(x) + 1, dynamic=dynamic)):
         with pytest.raises(RuntimeError):
             run(torch.ones(shape))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])  # types, no tensors
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_convolution_of_symbolic_sizes_lies_as_one_of_fixed_sizes(rank: int, last: bool, device: str) -> None:
+    place = torch.device(device)
+    window = ([1] * rank, [0] * rank, [1] * rank, False, [0] * rank, 1)
+    x = torch.ones(2, *[16] * rank, 3).movedim(-1, 1) if last else torch.ones(2, 3, *[16] * rank)
+    fixed = [type_of(one, place) for one in (x, torch.ones(8, 3, *[3] * rank))]
+    env, known = ShapeEnv(), {}
+
+    def symbolic(one: TensorType) -> TensorType:
+        shape = tuple(env.create(f"s{len(known) + k}", size, None) for k, size in enumerate(one.shape))
+        known.update(zip(shape, one.shape))
+        strides = channels_last_strides if last and rank == 2 and one is fixed[0] else contiguous_strides
+        return replace(one, shape=shape, stride=strides(shape))
+
+    varying = [symbolic(one) for one in fixed]
+    found, wanted = (
+        infer(torch.ops.aten.convolution.default, (*types, None, *window), {}, place, sizes)
+        if sizes
+        else by_rule(torch.ops.aten.convolution.default, (*types, None, *window), {})
+        for types, sizes in ((varying, env), (fixed, None))
+    )
+    assert [evaluate(step, known) for step in found.stride] == [*wanted.stride]
+    assert [evaluate(size, known) for size in found.shape] == [*wanted.shape]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -3,8 +3,9 @@ at all.
 
 Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said
 (TensorTypes on the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU
-gives. Always holds: a correction leaves the results of other devices alone. tests/operators/test_meta_kernels.py
-compares every operator of PyTorch's samples with the real one.
+gives. Always holds: a correction leaves the results of other devices alone, but for convolutions of symbolic sizes, whose
+format `follows_arguments` on GPUs too. tests/operators/test_meta_kernels.py compares every operator of PyTorch's samples
+with the real one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fusewright.operators.rules.common import (
     suggested_strides,
     suggests_channels_last,
 )
-from fusewright.operators.rules.linear import keeps_format
+from fusewright.operators.rules.linear import follows_arguments, keeps_format
 from fusewright.operators.rules.pointwise import promoting
 from fusewright.sizes.expressions import Dim, floor_div, minimum
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
@@ -175,7 +176,7 @@ def _loss(said: TensorType, self: TensorType, target: TensorType, reduction: int
 
 
 def _convolution(said: TensorType, input: TensorType, weight: TensorType, bias: Any, *rest: Any) -> TensorType:
-    if not 2 < said.ndim < 6:
+    if not 2 < said.ndim < 6 or (input.device.type != "cpu" and (said.ndim == 5 or not follows_arguments(input))):
         return said
     last = convolves_channels_last(input, weight) and keeps_format(input, weight, *rest)
     return replace(said, stride=in_format(said.shape, last))
@@ -398,7 +399,7 @@ def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
     """What takes the result that the meta kernel said and then the operator's arguments, and gives the real result."""
     rule = pointwise.FUNCTIONAL.get(op)
     correction = CORRECTIONS.get(op) or (_iterated if torch.Tag.pointwise in op.tags else None)
-    if device is None or device.type != "cpu":
+    if device is None or (device.type != "cpu" and op is not aten.convolution.default):
         correction = None
     if rule is None and correction is None:
         return None

@@ -81,7 +81,7 @@ def _spread(values: Sequence[int] | int, rank: int) -> list[int]:
     return listed * rank if len(listed) == 1 else listed
 
 
-def _follows_arguments(input: TensorType) -> bool:
+def follows_arguments(input: TensorType) -> bool:
     """Whether a 2-d convolution's results are channels-last where an argument is: on every CPU path (measured over
     dtypes, groups, sizes), and by cuDNN, except in double precision."""
     return input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)
@@ -168,7 +168,7 @@ def _convolution(
             shape.append(floor_div(size + 2 * pad - reach - 1, step) + 1)
     if 0 in input.shape or any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
-    if rank < 3 and _follows_arguments(input):
+    if rank < 3 and follows_arguments(input):
         return replace(fresh(shape, input), stride=in_format(shape, convolves_channels_last(input, weight)))
     last = convolves_channels_last(input, weight)
     if last and input.device.type == "cpu":
@@ -196,7 +196,7 @@ def _convolution_backward(
     """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups
     and kernels)."""
     on_cpu = input.device.type == "cpu"
-    if input.ndim not in ((3, 4, 5) if on_cpu else (4,)) or 0 in input.shape or not _follows_arguments(input):
+    if input.ndim not in ((3, 4, 5) if on_cpu else (4,)) or 0 in input.shape or not follows_arguments(input):
         return NotImplemented
     last = convolves_channels_last(input, weight) and keeps_format(
         input, weight, stride, padding, dilation, transposed, output_padding, groups

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fusewright
@@ -76,3 +77,14 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
         for line in text.splitlines():
             assert "aten.convolution(" not in line or ", None, [" in line
             assert "convolution_backward" not in line or line.split("#")[0].rstrip().endswith("False])")
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_results_over_varying_sizes_lie_as_eagers(groups: int) -> None:
+    compiled = fusewright.compile(lambda x, w, b: F.silu(F.conv2d(x, w, b, groups=groups)) * 2, dynamic=True)
+    for size in (16, 7):
+        x = torch.randn(2, 3, size, size).to(memory_format=torch.channels_last)
+        given = x, torch.randn(6, 3 // groups, 3, 3), torch.randn(6)
+        with torch.no_grad():
+            expected = F.silu(F.conv2d(*given, groups=groups)) * 2
+            torch.testing.assert_close(compiled(*given), expected, check_stride=True)
