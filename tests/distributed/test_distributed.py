@@ -23,6 +23,7 @@ def launch(module: str, size: int, folder: Path, *more: str, timeout: float = 90
     """Runs a module as that many processes, with rank, world size, a store's file and a report's file; gives the exit
     codes and what was printed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    environment["CUDA_VISIBLE_DEVICES"] = ""  # beside a GPU eager's own all_gather over gloo crashes (PyTorch 2.11)
     workers = [
         subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", module, str(rank), str(size), str(folder / "store"), str(folder / f"{rank}.json"), *more],
