@@ -17,6 +17,7 @@ import functools
 import inspect
 import itertools
 import logging
+import math
 import operator
 import re
 import struct
@@ -34,6 +35,7 @@ from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.module import ModuleCaller, TwinBase
 
 FACTOR = 4
+CHAOTIC = 0.05  # of the largest
 # What rounding may leave of results that cancel, as a part of the largest, or of 1.
 ROOM = {torch.float64: 1e-12, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PLAIN = (int, str, bytes, range, slice, type(None), torch.dtype, torch.device, type(Ellipsis), torch.Size)
@@ -502,18 +504,20 @@ def _first(ours: Leaf, eager: Leaf) -> Difference:
 def _as_near(ours: Any, eager: Any, nudged: Sequence[Any]) -> bool:
     """Whether eager's own answers change as much with one rounding of what it is given: the largest as the largest, and
     each element about as that element, beyond a rounding of its own. What one element's sensitivity allows says nothing
-    of its neighbours."""
+    of its neighbours. Where they change by `CHAOTIC`, rounding decides what comes (training that diverges)."""
     like = [one for one in nudged if isinstance(one, torch.Tensor) and one.shape == eager.shape]
     if not like or not eager.dtype.is_floating_point:
         return False
     ours, eager, eps = ours.double(), eager.double(), _eps(eager.dtype)
     finite = torch.isfinite(eager)
+    changes = torch.stack([(one.double() - eager)[finite].abs().nan_to_num(math.inf) for one in like])
+    if finite.any() and changes.max() > CHAOTIC * eager[finite].abs().max():
+        return True
     if not torch.equal(ours[~finite].nan_to_num(), eager[~finite].nan_to_num()) or not ours[finite].isfinite().all():
         return False
     if not finite.any():
         return True
-    off = (ours - eager)[finite].abs()
-    moved = torch.stack([(one.double() - eager)[finite].abs() for one in like]).amax(0)
+    off, moved = (ours - eager)[finite].abs(), changes.amax(0)
     return bool(off.max() <= moved.max() and (off <= FACTOR * moved + eps * eager[finite].abs()).all())
 
 

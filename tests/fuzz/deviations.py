@@ -145,6 +145,11 @@ def kron(*operands):
 """
 
 
+ONCE = """
+def once(function, *values, **settings): return function(*values)
+"""
+
+
 class _ByName(ast.NodeTransformer):
     """Gives what is caught a name, and a `raise` without one that name."""
 
@@ -352,10 +357,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "normalisations of equal numbers",
         "Eager adds neighbours in pairs, so the mean of equal numbers is that number, and 0 is left. Where our lanes are "
         "rows, each adds its elements one after the other, and the sum's rounding is left, over the root of epsilon; so it is "
-        "of their gradients. Equal once it is done in doubles.",
+        "of their gradients. Equal once it is done in doubles, or no rows are equal.",
         lambda found, text, examine: (
             (not found.eager.strip("[]-0., ") or (".grad" in found.where and ".expand(" in text))
             and equal_if(found, text, examine, NORM, r"F.\1_norm(\2.double()")
+            or "Norm" in text
+            and equal_if(found, text, examine, r"\(\(1, (\d+)\), (.*?)\)\.expand\((\d+), \1\)", r"((\3, \1), \2)")
         ),
     ),
     Deviation(
@@ -615,8 +622,10 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "checkpoints of what changes before the backward",
         "Eager runs it again as it is then, without a hook that has been removed (docs/guarantees.md). Equal without the "
         "checkpoint.",
-        lambda found, text, examine: bool(re.search(r"hooked\(|register_module_", text))
-        and equal_if(found, text, examine, r"checkpoint\(([\w.]+), ([^()]+?), use_reentrant=False[^()]*\)", r"\1(\2)"),
+        lambda found, text, examine: (
+            bool(re.search(r"hooked\(|register_module_", text))
+            and equal_if(found, ONCE + text, examine, r"\bcheckpoint\(", "once(")
+        ),
     ),
     Deviation(
         "`torch.autograd.grad` through a reentrant checkpoint",

@@ -476,9 +476,9 @@ class Rounding(TorchDispatchMode):
                 continue
             if isinstance(one, torch.Tensor) and one.is_floating_point() and one.shape == exact.shape and one.numel():
                 up = (torch.arange(one.numel(), device="cpu").reshape(one.shape) // self.turn + self.count) % 2 == 0
-                by = torch.finfo(one.dtype).eps * torch.where(up, 1.0, -1.0).double()
-                off = (one.double() != exact.double()) & exact.isfinite()
-                one.copy_(torch.where(off, one.double() * (1 + by), one.double()))
+                value, off = one.double(), (one.double() - exact.double()).abs()
+                by = torch.maximum(torch.finfo(one.dtype).eps * value.abs(), 2 * off) * torch.where(up, 1.0, -1.0)
+                one.copy_(torch.where((off != 0) & exact.isfinite(), value + by, value))
         return made
 
     def precise(self, func: Any, args: Any, kwargs: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 Takes and gives a functional graph of training on a CPU. PyTorch's fused backward works through blocks that suit long
 sequences; where the matrix of probabilities is small, five products and a fused softmax gradient take less than half of
-its time.
+its time. The probabilities are those of the scores that it computes, whose softmax is made anew: with the forward's
+logarithm of their sum, the roundings of two products of large scores would not cancel.
 Always holds: scores and their gradients are float32, as in the fused operator, whatever the inputs are; results have
 its types.
 """
@@ -59,7 +60,7 @@ def _is_short(node: Node) -> bool:
 
 
 def _write_out(graph: torch.fx.Graph, node: Node) -> None:
-    gradient, query, key, value, out, logsumexp, _, causal = node.args
+    gradient, query, key, value, *_, causal = node.args
     kind: TensorType = query.meta["type"]  # type: ignore[union-attr]
     batch, heads, rows, features = kind.shape
     columns = key.meta["type"].shape[2]  # type: ignore[union-attr]
@@ -84,19 +85,18 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     with graph.inserting_before(node):
         wide = {one: matrices(one, torch.float32) for one in dict.fromkeys((query, key, value, gradient))}
         own = {one: matrices(one, kind.dtype) for one in dict.fromkeys((query, key, gradient))}
-        scores = build.call(aten.bmm.default, wide[query], turned(wide[key]))
-        total = build.call(aten.reshape.default, logsumexp, [batch * heads, rows, 1])
-        powers = build.call(
-            aten.exp.default, build.call(aten.sub.Tensor, build.call(aten.mul.Scalar, scores, scale), total)
-        )
+        scores = build.call(aten.mul.Scalar, build.call(aten.bmm.default, wide[query], turned(wide[key])), scale)
         if causal:
             places = [
                 build.call(aten.unsqueeze.default, build.call(aten.arange.default, size, device=kind.device), axis)
                 for size, axis in ((columns, 0), (rows, 1))
             ]
-            powers = build.call(aten.masked_fill.Scalar, powers, build.call(aten.gt.Tensor, *places), 0)
+            scores = build.call(aten.masked_fill.Scalar, scores, build.call(aten.gt.Tensor, *places), -math.inf)
+        largest = build.call(aten.amax.default, scores, [-1], True)
+        powers = build.call(aten.exp.default, build.call(aten.sub.Tensor, scores, largest))
+        powers = build.call(aten.div.Tensor, powers, build.call(aten.sum.dim_IntList, powers, [-1], True))
         along = build.call(aten.bmm.default, wide[gradient], turned(wide[value]))
-        product = build.call(aten.mul.Tensor, wide[gradient], matrices(out, torch.float32))
+        product = build.call(aten.mul.Tensor, along, powers)
         mean = build.call(aten.sum.dim_IntList, product, [-1], True)
         slope = build.call(aten.mul.Tensor, build.call(aten.sub.Tensor, along, mean), powers)
         slope = narrow(build.call(aten.mul.Scalar, slope, scale))
