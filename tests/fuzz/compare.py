@@ -35,7 +35,7 @@ from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.module import ModuleCaller, TwinBase
 
 FACTOR = 4
-CHAOTIC = 0.05  # of the largest
+CHAOTIC = 0.05  # of the largest, or of 1
 # What rounding may leave of results that cancel, as a part of the largest, or of 1.
 ROOM = {torch.float64: 1e-12, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PLAIN = (int, str, bytes, range, slice, type(None), torch.dtype, torch.device, type(Ellipsis), torch.Size)
@@ -511,7 +511,7 @@ def _as_near(ours: Any, eager: Any, nudged: Sequence[Any]) -> bool:
     ours, eager, eps = ours.double(), eager.double(), _eps(eager.dtype)
     finite = torch.isfinite(eager)
     changes = torch.stack([(one.double() - eager)[finite].abs().nan_to_num(math.inf) for one in like])
-    if finite.any() and changes.max() > CHAOTIC * eager[finite].abs().max():
+    if finite.any() and changes.max() > CHAOTIC * max(1.0, float(eager[finite].abs().max())):
         return True
     if not torch.equal(ours[~finite].nan_to_num(), eager[~finite].nan_to_num()) or not ours[finite].isfinite().all():
         return False

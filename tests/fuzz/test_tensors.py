@@ -98,3 +98,6 @@ def test_results_that_cancel_are_judged_by_what_cancels() -> None:
     assert not exact(1e-6) and exact(0.0)
     third = world.seen["result"][2]
     assert rounded(third * 1e-7) and not rounded(third * 1e-5)
+    eager = torch.tensor([1.0, 2.0])
+    for moved, decides in ((0.01, False), (0.2, True), (math.nan, True)):
+        assert compare._as_near(eager * 9, eager, [eager + 1e-6, eager + moved]) is decides
