@@ -162,6 +162,50 @@ def test_what_a_failed_graph_has_written_to_is_given_back() -> None:
                 assert torch.equal(ours, theirs), name
 
 
+@torch.library.custom_op("fusewright_torch_level::triple", mutates_args=("x",))
+def triple(x: torch.Tensor) -> None:
+    x.mul_(3)
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "data": lambda x: x.data.mul_(2), "a part of data": lambda x: x.data[1].fill_(3.0),
+    "an item of data": lambda x: x.data.__setitem__(0, x.data[0] + 5), "zeros": lambda x: x.data.neg_(),
+    "other bits": lambda x: x.data.view(torch.int32).add_(1), "out": lambda x: torch.add(x.data, 1, out=x.data),
+    "a list": lambda x: torch._foreach_add_([x.data], 1),
+    "by position": lambda x: torch.nn.functional.dropout(x.data, 1.0, True, True),
+    "a special method": lambda x: x.detach().__imul__(3),
+    "an overload": lambda x: torch.ops.aten.add_.Tensor(x.detach(), torch.ones(())),
+    "an operator of the program's": lambda x: triple(x.detach()), "its overload": lambda x: triple(x.data),
+    "running means": lambda x: torch.nn.functional.batch_norm(torch.eye(3), x.data[0], x.data[1].abs(), training=True),
+    "running means of the operator": lambda x: torch.native_batch_norm(
+        torch.eye(3), None, None, x.detach()[0], x.detach()[1], True, 0.1, 1e-5
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["tensor", "parameter", "of NaN"])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_failed_graph_gives_back_whatever_it_has_written_to(name: str, kind: str) -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        WRITES[name](x)
+        return torch.arange(4)[index]
+
+    def outcomes(run: Callable[..., torch.Tensor]) -> str:
+        x = torch.arange(6.0).reshape(2, 3)
+        x = torch.nn.Parameter(x) if kind == "parameter" else x
+        x = x.index_fill(1, torch.tensor([0]), torch.nan) if kind == "of NaN" else x
+        found: list[Any] = []
+        for index in (9, 1, 9):
+            try:
+                found.append(run(x, torch.tensor([index])).tolist())
+            except IndexError as error:
+                found.append(type(error))
+            found.append(x.tolist())
+        return str(found)  # in which NaN equals itself, and the zeros differ
+
+    assert outcomes(fusewright.compile(program, backend="eager")) == outcomes(program)
+
+
 @pytest.mark.parametrize("inference", [True, False])
 def test_a_write_beside_an_argument_without_a_version_counter(inference: bool) -> None:
     """What was an inference tensor until `.data =` gave it another's data is none, but counts no writes as they do."""

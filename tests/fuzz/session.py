@@ -24,6 +24,7 @@ import random
 import re
 import signal
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
@@ -226,6 +228,7 @@ class World:
             with contextlib.redirect_stdout(text), self.precision(), self.rounding or contextlib.nullcontext():
                 result = self.names[step]()
         except Exception as raised:
+            _end_checkpoints(raised)
             error = raised if self.python else raised.with_traceback(None)
         self.random = _random_state()
         self.error = error
@@ -251,6 +254,20 @@ class World:
         # How much an operator has drawn before it fails is nobody's business.
         drawn = None if error else (hash(self.random[0].numpy().tobytes()), hash(self.random[1:3]))
         return {"exception": said, "made": self.made, "result": result, "state": state, "generator": drawn}
+
+
+def _end_checkpoints(error: BaseException | None) -> None:
+    """Ends the generators of checkpoints that an error has left. Up to PyTorch 2.11 the hooks on saved tensors stay in
+    place while the error lives: the other world, and the next program, would run under them."""
+    left, seen = [], set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_globals is vars(torch.utils.checkpoint):
+                left += [one for one in frame.f_locals.values() if isinstance(one, types.GeneratorType)]
+        error = error.__context__
+    for one in reversed(left):  # the hooks are a stack
+        one.close()
 
 
 UNSEEN = ("program", "SETTINGS", "__builtins__", "__warningregistry__")  # warnings of operators are not promised

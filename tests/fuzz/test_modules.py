@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fusewright.capture.border.world import World
 from tests.fuzz import module_layers, modules, run, session
@@ -103,6 +104,23 @@ def test_what_a_module_and_its_training_hold_is_compared(what: str, where: str) 
 def test_a_compiled_module_stands_for_the_programs_own(way: str) -> None:
     head = TRAINED.replace("def program(x): return m(x)", way)
     assert session.examine(head.replace("return program(torch.ones(2, 4))", "return m(torch.ones(2, 4))")) is None
+
+
+RAISES = """
+begin(state=True, modules=True)
+def program(x): return checkpoint(lambda y: checkpoint(nn.Linear(2, 2), y.sin(), use_reentrant=False), x, use_reentrant=False)
+def step0():
+    return program(torch.ones(3, requires_grad=True))
+"""
+
+
+def test_an_error_in_a_checkpoint_leaves_no_hooks_to_the_next_world() -> None:
+    world = session.World(RAISES)
+    world.run("step0")
+    assert isinstance(world.error, RuntimeError)
+    x = torch.ones(2, requires_grad=True)
+    assert x.sin().grad_fn._saved_self is x  # type: ignore[union-attr]
+    assert session.examine(RAISES) is None
 
 
 def test_the_same_seed_gives_the_same_program() -> None:

@@ -38,8 +38,7 @@ def repeatable(
         run = leaving_settings(run, graph)
     if any(map(is_collective, graph.nodes)):
         return run
-    writes = torch_level and any(map(_writes, graph.nodes))
-    statistics = writes and any(_name(node) in _STATISTICS for node in graph.nodes)
+    writes = torch_level and any(node.meta.get("writes") for node in graph.nodes)
     drawn = _drawn_at_torch_level(graph) if torch_level else drawing_devices(graph)
 
     def attempt(*inputs: Any) -> Any:
@@ -60,8 +59,8 @@ def repeatable(
                 for value, version, content in kept:
                     if _version(value) != version or (version < 0 and torch.is_inference_mode_enabled()):
                         _give_back(value, content)
-                    elif statistics and type(value) is torch.Tensor and not torch.equal(value, content):
-                        _give_back(value.data, content)  # they are written to without a new version
+                    elif type(value) in _PLAIN and not _same_bytes(value, content):
+                        _give_back(value.data, content)  # what is written to through `data` counts no write
             raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
 
     return attempt
@@ -91,6 +90,17 @@ def _give_back(value: torch.Tensor, content: torch.Tensor) -> None:
             if step == 0 and size > 1:
                 value, content = value.narrow(dim, 0, 1), content.narrow(dim, 0, 1)
     value.copy_(content)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _same_bytes(value: torch.Tensor, content: torch.Tensor) -> bool:
+    """Whether they hold the same: NaN is, and the zeros are not. What has no bytes of its own is not asked for them."""
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        return True
+    one, other = (part.detach().resolve_conj().resolve_neg().flatten() for part in (value, content))
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:
@@ -151,37 +161,3 @@ def _drawn_at_torch_level(graph: torch.fx.Graph) -> tuple[Drawn, ...]:
     kinds = [node.meta.get("type") for node in graph.find_nodes(op="placeholder")]
     devices = (kind.device for kind in kinds if isinstance(kind, TensorType))
     return tuple(dict.fromkeys((CPU, *((MODULES,) if hosts else ()), *devices)))
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    """Whether a node of a torch-level graph may write to an input."""
-    name = _name(node)
-    in_place = (
-        name in ("setitem", "__setitem__") or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    )
-    return node.op.startswith("call_") and (
-        in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True or name in _STATISTICS
-    )
-
-
-def _name(node: torch.fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-_OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "lshift",
-    "rshift",
-    "and",
-    "or",
-    "xor",
-)
-_IN_PLACE = frozenset(f"i{name}" for name in _OPERATORS)
-_STATISTICS = frozenset({"batch_norm", "instance_norm"})  # they write to running means when training

@@ -32,7 +32,7 @@ from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
-from fusewright.operators.schema import OperatorFacts, argument, facts
+from fusewright.operators.schema import OperatorFacts, argument, facts, written_by
 from fusewright.record import composites, data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
 from fusewright.record.applications import UserCode, note_saved
 from fusewright.record.draws import Draws
@@ -324,7 +324,7 @@ class Recorder:
         if watched is not None:
             watched.check_written(_name(fn))
         if node is not None:
-            self._torch_level.adopt(result, node, self.drew)
+            self._torch_level.adopt(result, node, self.drew, self.changes > 0)
         return result
 
     def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -334,7 +334,7 @@ class Recorder:
         if self.refuse_unasked is not None:
             self.refuse_unasked(self, args, kwargs)
         known = facts(func)
-        self.changes += len(known.written)
+        self.changes += len(written_by(func, args))
         self.drew |= known.random
         if func in scalar_operands.OF_NUMBERS and isinstance(args[0], (bool, int, float, complex)):
             return scalar_operands.record_number(self, func, args[0], kwargs)

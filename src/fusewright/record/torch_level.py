@@ -144,11 +144,14 @@ class TorchLevel:
             self.recorder.lacks_form("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
         return value
 
-    def adopt(self, result: object, node: torch.fx.Node, drew: bool = False) -> None:
-        """Give the traced tensors in a torch-level call's result their nodes. drew: the call drew random numbers."""
+    def adopt(self, result: object, node: torch.fx.Node, drew: bool = False, wrote: bool = False) -> None:
+        """Give the traced tensors in a torch-level call's result their nodes. drew: the call drew random numbers;
+        wrote: to a tensor."""
         node.meta["example_value"] = result
         if drew:
             node.meta["random"] = True
+        if wrote:
+            node.meta["writes"] = True
         if isinstance(result, TracedTensor):
             if result.recorder is not self.recorder:
                 return  # a body gives back a tensor of the graph around it, which keeps its node there

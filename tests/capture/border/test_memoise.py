@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -567,3 +568,74 @@ def test_numbers_that_change_in_one_layer() -> None:
         for step in range(12):
             net.layer[4].factors = (1.0, 2.0 + step)
             check(net, compiled)
+
+
+class Counting(nn.Module):
+    """What it gives depends on how often it has been called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return (x.sin() + 1).exp() * self.count
+
+
+class Holding(nn.Module):
+    """Calls what it holds, in containers of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequence = nn.Sequential(nn.Identity(), nn.ReLU())
+        self.named = nn.ModuleDict({"a": nn.Identity()})
+        self.plain: list[Any] = []
+        self.elements: set[Any] = set()
+        self.ordered: OrderedDict[str, Any] = OrderedDict()
+        self.lists: defaultdict[str, list[Any]] = defaultdict(list)
+        self.value: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.sequence(x)
+        for inner in (*self.named.values(), *self.plain, *self.elements, *self.ordered.values(), *self.lists["a"]):
+            x = inner(x)
+        if isinstance(self.value, slice):
+            x = self.value.start(x)
+        return self.value.fget(x) if isinstance(self.value, property) else x
+
+
+def join(net: Holding, inner: nn.Module) -> None:
+    net.plain += [inner]
+
+
+HOLD: dict[str, Callable[[Holding, nn.Module], object]] = {
+    "an item of a sequence": lambda net, inner: net.sequence.__setitem__(0, inner),
+    "a module that is appended": lambda net, inner: net.sequence.append(inner),
+    "a module that is inserted": lambda net, inner: net.sequence.insert(0, inner),
+    "an item of a module dict": lambda net, inner: net.named.update({"a": inner}),
+    "an attribute": lambda net, inner: setattr(net, "sequence", inner),
+    "an attribute of what was read in whole": lambda net, inner: (list(vars(net)), setattr(net, "sequence", inner)),
+    "an entry of a namespace": lambda net, inner: net._modules.update(sequence=inner),
+    "a list": lambda net, inner: net.plain.append(inner),
+    "a list that is added to": join,
+    "a set": lambda net, inner: net.elements.add(inner),
+    "an ordered dict": lambda net, inner: net.ordered.update(a=inner),
+    "a list in a default dict": lambda net, inner: net.lists["a"].append(inner),
+    "a slice": lambda net, inner: setattr(net, "value", slice(inner, None)),
+    "a property": lambda net, inner: setattr(net, "value", property(lambda x: inner(x))),
+}
+
+
+@pytest.mark.parametrize("how", HOLD)
+def test_what_the_program_has_made_may_change_with_each_call(how: str) -> None:
+    def program(net: Holding, x: torch.Tensor) -> list[torch.Tensor]:
+        HOLD[how](net, Counting())
+        return [net(x), net(x), net(x)]
+
+    found = []
+    for run in (program, fusewright.compile(program, backend="eager")):
+        net = Holding()
+        with torch.no_grad():
+            found.append([one.tolist() for one in run(net, torch.ones(2))])
+    assert found[1] == found[0]
+    assert found[0][0] != found[0][1]

@@ -41,7 +41,7 @@ from fusewright.capture.border.copying import (
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed, contents, stamp
 from fusewright.capture.border.paths import ABSENT, READ, REBASE, Path, Paths, Refused
 from fusewright.capture.border.values import context, number
-from fusewright.capture.border.values.constant import EQUALS_TYPES, FROZEN_TYPES, IS_TYPES, is_constant
+from fusewright.capture.border.values.constant import EQUALS_TYPES, FROZEN_TYPES, IS_TYPES, MADE_AFRESH, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards.check import HOLDS, SourceError, evaluate
@@ -60,7 +60,7 @@ MOST_EXAMPLES = 4
 """Of one class with arguments of one kind (a first and a last layer may differ from those between)."""
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_UNCHANGING = (torch.Tensor, torch.SymInt, torch.SymBool, slice, *FROZEN_TYPES)
+_UNCHANGING = (torch.Tensor, torch.SymInt, torch.SymBool, *(FROZEN_TYPES - MADE_AFRESH.keys()))
 _NOTHING = (MISSING, DELETED, NULL)
 _SUBJECTS: tuple[GuardKind, ...] = ("TYPE", "IS", "EQUALS", "LENGTH", "KEYS", "ABSENT", "CALL", "BOUND", "SAME")
 
@@ -235,6 +235,9 @@ class Repeats:
         state = context.snapshot(world.settings_changed)
         if state.function_modes or torch._C._functorch.peek_interpreter_stack() is not None:
             raise Refused  # they may keep a state of their own
+        kept = tuple(_held(shadow) for shadow in effects.shadows if _is_written(shadow))
+        if not all(_is_unchanging(one) or world.outside(one) is not None for one in itertools.chain(*kept)):
+            raise Refused  # objects of the program's own, which both calls may change: none says that it is read there
         return _Here(
             guards=len(world._guards),
             records=len(world._by_real),
@@ -263,7 +266,7 @@ class Repeats:
                 None if env is None else (len(env.symbols), len(env.unbacked)),
             ),
             stack=tracer.stack(),
-            kept=tuple(_held(shadow) for shadow in effects.shadows if _is_written(shadow)),
+            kept=kept,
         )
 
     # --- the example --------------------------------------------------------------------------------------------------
@@ -544,6 +547,10 @@ class Repeats:
 
 
 def _is_unchanging(value: object) -> bool:
+    if type(value) is slice:
+        value = value.start, value.stop, value.step
+    if type(value) is tuple:
+        return all(map(_is_unchanging, value))
     return isinstance(value, _UNCHANGING) or any(value is one for one in _NOTHING) or is_constant(value)
 
 

@@ -252,6 +252,8 @@ def _call_module(tracer: Tracer, fn: torch.nn.Module, args: Args, kwargs: Kwargs
 def _call_native_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """operator.itemgetter and friends: simple accessors, spelled out through the border."""
     world = tracer.world
+    if len(args) != 1 or kwargs:
+        return native(fn, *args, **kwargs)  # it refuses them, unseen
     maker, parts = fn.__reduce__()[:2]
     if isinstance(fn, call_builtins.ITEM_GETTER):
         values = tuple(world.getitem(args[0], key) for key in parts)

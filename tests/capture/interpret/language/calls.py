@@ -181,6 +181,19 @@ def operator_module():
 
 
 @program
+def arguments_of_getters():
+    def f(x, make, args, kwargs):
+        try:
+            return x + make(*args, **kwargs)
+        except TypeError as error:
+            return x, error.args
+
+    makers = (operator.itemgetter(0), operator.attrgetter("real"), operator.methodcaller("count", 2))
+    wrong = (((), {}), (([1, 2], 3), {}), (([1, 2],), {"obj": 1}), ((), {"obj": [1, 2]}))
+    return f, [(x(), make, args, kwargs) for make in makers for args, kwargs in wrong]
+
+
+@program
 def signatures():
     def g(a, b: int = 2, *c, d="q", **e) -> str: ...
 
