@@ -443,6 +443,22 @@ def test_an_lstm_over_varying_sizes_gives_dtypes_and_shapes_of_eager(
             torch.testing.assert_close(compiled(x, given, grad), step(x, given, grad), **tolerance)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_layers_in_inference_mode_over_varying_sizes(kind: type[nn.RNNBase], packed: bool) -> None:
+    """PyTorch does not break them down there. Its C++ versions read memory by a size, or need numbers of doubles."""
+    net = kind(6, 5, 2, bidirectional=True).double()
+
+    def step(x: torch.Tensor, sizes: torch.Tensor) -> Any:
+        return net(nn.utils.rnn.PackedSequence(x.flatten(0, 1), sizes) if packed else x)
+
+    compiled = fusewright.compile(step, dynamic=True, fullgraph=not packed)  # packed: a state is made of a number that is read
+    with torch.inference_mode():
+        for batch in (2, 3):
+            x, sizes = torch.randn(4, batch, 6, dtype=torch.float64), torch.full((4,), batch)
+            torch.testing.assert_close(compiled(x, sizes), step(x, sizes))
+
+
 def test_replaced_functions_are_not_called_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's Python version of a recurrent cell calls `Tensor.tanh`, which eager's does not."""
     net, x = nn.GRU(3, 2), torch.randn(4, 1, 3)
