@@ -42,8 +42,8 @@ def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> I
 
 
 def parts(func: OpOverload) -> Callable[..., object]:
-    """What calls the operator's parts: PyTorch's Python version where that serves outside of inference mode. The C++ one
-    may read memory by a size that varies, where there is none (the `batch_sizes` of a packed sequence): a crash."""
+    """What calls the operator's parts: PyTorch's Python version where that serves outside of inference mode. The C++
+    one may read memory that is not there if sizes vary (the `batch_sizes` of a packed sequence): a crash."""
     asked = torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher)
     python = func.py_kernels.get(DispatchKey.CompositeImplicitAutograd) if asked else None
     return python or partial(func._op_dk, DispatchKey.CompositeImplicitAutograd)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.torch_version import TorchVersion
+
 from fusewright.base.pytorch import torch
 from fusewright.sizes.interfaces import Recorder
 
@@ -63,7 +65,8 @@ def recurrent(
     if not isinstance(given["params"], list | tuple) or not given["params"] or type(given["num_layers"]) is not int:
         return None
     if packed:
-        return _dropping(function, call, given)
+        found = _packed_by_onednn(recorder, call, given) if kind == "lstm" else None
+        return found or _dropping(function, call, given)
     if kind != "lstm":
         return _one_operator(kind, recorder, call, given) or _dropping(function, call, given)
     if not isinstance(given["hx"], list | tuple) or len(given["hx"]) != 2:
@@ -170,7 +173,23 @@ def _by_onednn(recorder: Recorder, call: Callable[..., Any], given: dict[str, An
     return _walk(call, given, layer, torch.stack)
 
 
-def _fits_onednn(recorder: Recorder, x: Any, tensors: Sequence[Any]) -> bool:
+_PACKED_TO_ONEDNN = TorchVersion(torch.__version__) >= "2.13"
+
+
+def _packed_by_onednn(recorder: Recorder, call: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """The same over a packed sequence, which eager gives to oneDNN where each step has one batch size."""
+    data, sizes = given["data"], given["batch_sizes"]
+    if not _PACKED_TO_ONEDNN or recorder.level != "aten" or not _fits_onednn(recorder, data, (data, *given["hx"]), 2):
+        return None
+    batches = [int(call(torch.select, (sizes, 0, step), {})) for step in range(sizes.shape[0])]
+    if len({*batches}) != 1:
+        return None
+    steps = call(torch.Tensor.view, (data, (len(batches), batches[0], data.shape[1])), {})
+    made = _by_onednn(recorder, call, {**given, "input": steps, "batch_first": False})
+    return made and (call(torch.flatten, (made[0], 0, 1), {}), *made[1:])
+
+
+def _fits_onednn(recorder: Recorder, x: Any, tensors: Sequence[Any], dims: int = 3) -> bool:
     """Whether eager gives an LSTM of this input, among all its tensors, to oneDNN."""
     if not torch._C._get_mkldnn_enabled():
         return False
@@ -180,4 +199,4 @@ def _fits_onednn(recorder: Recorder, x: Any, tensors: Sequence[Any]) -> bool:
         return False
     if not torch.is_autocast_enabled("cpu") and any(one.dtype != x.dtype for one in tensors):
         return False  # eager's error
-    return x.dim() == 3 and bool(_ONEDNN_DTYPES[x.dtype]()) and x.numel() != 0
+    return x.dim() == dims and bool(_ONEDNN_DTYPES[x.dtype]()) and x.numel() != 0
