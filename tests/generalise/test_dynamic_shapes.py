@@ -416,28 +416,65 @@ def test_recurrent_layers_of_any_batch_drop_between_their_layers(kind: type[nn.R
 
 
 @pytest.mark.parametrize("how", [{"num_layers": 2, "bidirectional": True}, {"bias": False}, {"proj_size": 3}], ids=str)
-@pytest.mark.parametrize("cast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("low", ["", "autocast", "weights"])
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("backend", ["native", "aot_eager"])
 def test_an_lstm_over_varying_sizes_gives_dtypes_and_shapes_of_eager(
-    how: dict[str, Any], cast: bool, train: bool, backend: str
+    how: dict[str, Any], low: str, train: bool, backend: str
 ) -> None:
     """Eager gives it to oneDNN, PyTorch's Python version does not where the input needs gradients. Before 2.13 that one
     leaves a dimension in the states."""
-    net = nn.LSTM(6, 5, batch_first=True, **how).train(train)
+    first, net = nn.Linear(6, 6), nn.LSTM(6, 5, batch_first=True, **how).train(train)
+    dtype = torch.bfloat16 if low == "weights" else torch.float32
+    first, net = first.to(dtype), net.to(dtype)
 
-    def step(x: torch.Tensor, grad: bool) -> Any:
-        with torch.autocast("cpu", enabled=cast), torch.set_grad_enabled(grad):
-            result, state = net(x)
+    def step(x: torch.Tensor, state: Any, grad: bool) -> Any:
+        with torch.autocast("cpu", enabled=low == "autocast"), torch.set_grad_enabled(grad):
+            result, state = net(first(x), state)
         grads = torch.autograd.grad(result.float().sum(), [x, *net.parameters()]) if grad else ()
         return result.detach(), [one.detach() for one in state], grads
 
     compiled = fusewright.compile(step, backend=backend, dynamic=True)
-    for batch in (2, 3):
-        for grad in (False, True):
-            x = torch.randn(batch, 4, 6, requires_grad=True)
-            tolerance = {"rtol": 2e-2, "atol": 2e-2} if cast else {}
-            torch.testing.assert_close(compiled(x, grad), step(x, grad), **tolerance)
+    for batch, grad in itertools.product((2, 3), (False, True)):
+        x = torch.randn(batch, 4, 6, dtype=dtype, requires_grad=True)
+        state = [torch.randn_like(one, dtype=dtype) for one in step(x, None, False)[1]]
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if low else {}
+        for given in (None, state):  # under autocast the second is wider than the input
+            torch.testing.assert_close(compiled(x, given, grad), step(x, given, grad), **tolerance)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_a_packed_lstm_over_varying_sizes_gives_dtypes_of_eager(grad: bool, backend: str) -> None:
+    """Since PyTorch 2.13 eager gives it to oneDNN where all sequences have one length."""
+    net = nn.LSTM(4, 5)
+
+    def step(x: torch.Tensor, sizes: torch.Tensor) -> Any:
+        with torch.autocast("cpu"):
+            result, state = net(nn.utils.rnn.PackedSequence(x, sizes))
+        return result.data, state
+
+    compiled = fusewright.compile(step, backend=backend, dynamic=True, options={"speculate": True})
+    for sizes in map(torch.tensor, ([2, 2, 2], [3, 3, 3], [3, 2, 1], [1, 1], [1])):
+        x = torch.randn(int(sizes.sum()), 4)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(compiled(x, sizes), step(x, sizes), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_layers_in_inference_mode_over_varying_sizes(kind: type[nn.RNNBase], packed: bool) -> None:
+    """PyTorch does not break them down there. Its C++ versions read memory by a size, or need numbers of doubles."""
+    net = kind(6, 5, 2, bidirectional=True).double()
+
+    def step(x: torch.Tensor, sizes: torch.Tensor) -> Any:
+        return net(nn.utils.rnn.PackedSequence(x.flatten(0, 1), sizes) if packed else x)
+
+    compiled = fusewright.compile(step, dynamic=True, options={"speculate": True})
+    with torch.inference_mode():
+        for batch in (2, 3):
+            x, sizes = torch.randn(4, batch, 6, dtype=torch.float64), torch.full((4,), batch)
+            torch.testing.assert_close(compiled(x, sizes), step(x, sizes))
 
 
 def test_replaced_functions_are_not_called_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:

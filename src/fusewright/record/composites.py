@@ -6,9 +6,9 @@ program's call met: views have a history, and autocast casts, unless an operator
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +39,14 @@ def as_called(recorder: Recorder, func: OpOverload, args: Sequence[object]) -> I
             yield
     finally:
         recorder.cast = around
+
+
+def parts(func: OpOverload) -> Callable[..., object]:
+    """What calls the operator's parts: PyTorch's Python version where that serves outside of inference mode. The C++
+    one may read memory that is not there if sizes vary (the `batch_sizes` of a packed sequence): a crash."""
+    asked = torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher)
+    python = func.py_kernels.get(DispatchKey.CompositeImplicitAutograd) if asked else None
+    return python or partial(func._op_dk, DispatchKey.CompositeImplicitAutograd)
 
 
 def _flat(args: Sequence[object]) -> Iterator[object]:

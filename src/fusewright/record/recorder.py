@@ -353,7 +353,7 @@ class Recorder:
             return scalar_operands.record(self, func, args, kwargs)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
             with composites.as_called(self, func, args), _RecordingMode(self):
-                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+                return composites.parts(func)(*args, **kwargs)
         asks = self.data_shapes or self.speculation is not None
         if asks and (found := data_sizes.record(self, func, args, kwargs)) is not NotImplemented:
             return found

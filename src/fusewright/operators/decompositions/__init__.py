@@ -22,7 +22,7 @@ from fusewright.operators.decompositions.fused_optimizers import FUSED_OPTIMIZER
 from fusewright.operators.decompositions.interpolate import interpolate
 from fusewright.operators.decompositions.inverse_stft import istft
 from fusewright.operators.decompositions.linspace import linspace
-from fusewright.operators.decompositions.recurrent import recurrent_or_dropping
+from fusewright.operators.decompositions.recurrent import recurrent
 from fusewright.operators.decompositions.running_product import cumprod
 from fusewright.operators.decompositions.unscale import check_and_unscale
 
@@ -36,7 +36,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.broadcast_tensors: broadcast_tensors,
     F.scaled_dot_product_attention: attention_modules.with_dense_mask,
     **EAGER_KERNELS,
-    **{getattr(torch, kind): partial(recurrent_or_dropping, kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **{getattr(torch, kind): partial(recurrent, kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
 }
 OPERATORS: dict[OpOverload, Callable[..., Any]] = {
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,

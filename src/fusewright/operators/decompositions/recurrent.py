@@ -48,24 +48,46 @@ def _shapes(
 _LIBRARY.impl("recurrent", _run, "CPU")
 _LIBRARY.impl("recurrent", _shapes, "Meta")
 
-_ARGUMENTS = 9  # input, state, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+_OF_INPUT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+_OF_PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
 
 
 def recurrent(
     kind: str, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The result of `torch.<kind>(*args, **kwargs)`, or None."""
-    if (
-        len(args) != _ARGUMENTS
-        or kwargs
-        or recorder.level != "aten"
-        or not recorder.symbolic
-        or not isinstance(args[2], list | tuple)
-    ):
+    function, place = getattr(torch, kind), 1 if kind == "lstm" else 2
+    packed = "batch_sizes" in kwargs or (len(args) > place and isinstance(args[place], torch.Tensor))
+    names = _OF_PACKED if packed else _OF_INPUT
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if not recorder.symbolic or len(args) + len(kwargs) != len(names) or given.keys() != {*names}:
         return None
-    x, state, params, biases, layers, dropout, train, bidirectional, batch_first = args
+    if not isinstance(given["params"], list | tuple) or not given["params"] or type(given["num_layers"]) is not int:
+        return None
+    if packed:
+        found = _packed_by_onednn(recorder, call, given) if kind == "lstm" else None
+        return found or _dropping(function, call, given)
+    if kind != "lstm":
+        return _one_operator(kind, recorder, call, given) or _dropping(function, call, given)
+    if not isinstance(given["hx"], list | tuple) or len(given["hx"]) != 2:
+        return None  # eager's error
+    made = _by_onednn(recorder, call, given) or _dropping(function, call, given)
+    result, *ends = made or call(function, args, kwargs)
+    # The Python version of PyTorch before 2.13 leaves a dimension in the states where the batch has several elements.
+    ends = [
+        end if end.dim() == state.dim() else call(torch.Tensor.reshape, (end, tuple(state.shape)), {})
+        for end, state in zip(ends, given["hx"], strict=True)
+    ]
+    return result, *ends
+
+
+def _one_operator(kind: str, recorder: Recorder, call: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """The result of a function other than `torch.lstm` in inference over a length that varies; or None."""
+    x, state, params, biases, layers, dropout, train, bidirectional, batch_first = (given[name] for name in _OF_INPUT)
     tensors = (x, state, *params)
-    if not all(recorder.owns(tensor) and tensor.device.type == "cpu" and tensor.dtype == x.dtype for tensor in tensors):
+    if recorder.level != "aten" or not all(recorder.owns(tensor) for tensor in tensors):
+        return None
+    if any(tensor.device.type != "cpu" or tensor.dtype != x.dtype for tensor in tensors):
         return None
     if x.dim() != 3 or state.dim() != 3 or type(x.shape[1 if batch_first else 0]) is not torch.SymInt:
         return None
@@ -81,39 +103,39 @@ def recurrent(
     return call(RECURRENT, (x, state, list(params), biases, layers, bidirectional, batch_first, kind), {})
 
 
-_OF_INPUT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
-_OF_PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
-
-
-def dropping(
-    function: Any, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The result of a recurrent function that drops between its layers, each layer a call of its own, or None."""
-    place = 1 if function is torch.lstm else 2
-    packed = "batch_sizes" in kwargs or (len(args) > place and isinstance(args[place], torch.Tensor))
-    names = _OF_PACKED if packed else _OF_INPUT
-    given = dict(zip(names, args, strict=False)) | kwargs
-    if not recorder.symbolic or len(args) + len(kwargs) != len(names) or given.keys() != {*names}:
-        return None
-    layers, drop, directions = given["num_layers"], given["dropout"], 2 if given["bidirectional"] else 1
-    if type(layers) is not int or layers < 2 or not drop or not given["train"] or len(given["params"]) % layers:
-        return None
-    states = given["hx"] if function is torch.lstm else [given["hx"]]
-    x, each = args[0] if args else given[names[0]], len(given["params"]) // layers
-    first = given.get("batch_first", False)
+def _walk(
+    call: Callable[..., Any], given: dict[str, Any], layer: Callable[[Any, int], tuple[Any, list[Any]]], join: Any
+) -> tuple[Any, ...]:
+    """The result of a recurrent function. `layer` takes an input and a number, and gives what that layer makes of it
+    and its last states, which `join` puts together."""
+    x, first = given.get("input", given.get("data")), given.get("batch_first", False)
     x = call(torch.transpose, (x, 0, 1), {}) if first else x  # numbers are drawn in the order of the steps
-    made = []
-    for layer in range(layers):
-        if layer:
-            x = call(torch.dropout, (x, drop, True), {})
-        begun = [call(torch.narrow, (state, 0, layer * directions, directions), {}) for state in states]
+    ends: list[Any] = []
+    for index in range(given["num_layers"]):
+        if index and given["dropout"] and given["train"]:
+            x = call(torch.dropout, (x, given["dropout"], True), {})
+        x, ended = layer(x, index)
+        ends += ended
+    x = call(torch.transpose, (x, 0, 1), {}) if first else x
+    return x, *(call(join, (list(parts), 0), {}) for parts in zip(*ends, strict=True))
+
+
+def _dropping(function: Any, call: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """The result of a recurrent function that drops between its layers, each layer a call of its own; or None."""
+    layers, params, both = given["num_layers"], given["params"], given["bidirectional"]
+    if layers < 2 or not given["dropout"] or not given["train"] or len(params) % layers:
+        return None
+    states, each = given["hx"] if function is torch.lstm else [given["hx"]], len(params) // layers
+    directions, packed = 2 if both else 1, "batch_sizes" in given
+
+    def layer(x: Any, index: int) -> tuple[Any, list[Any]]:
+        begun = [call(torch.narrow, (state, 0, index * directions, directions), {}) for state in states]
         hx = begun if function is torch.lstm else begun[0]
-        params = list(given["params"][layer * each : (layer + 1) * each])
-        how = (params, given["has_biases"], 1, 0.0, True, given["bidirectional"])
+        how = (list(params[index * each : (index + 1) * each]), given["has_biases"], 1, 0.0, True, both)
         x, *ended = call(function, (x, given["batch_sizes"], hx, *how) if packed else (x, hx, *how, False), {})
-        made.append(ended)
-    ends = [call(torch.cat, (list(parts), 0), {}) for parts in zip(*made, strict=True)]
-    return call(torch.transpose, (x, 0, 1), {}) if first else x, *ends
+        return x, [ended]
+
+    return _walk(call, given, layer, torch.cat)
 
 
 _ONEDNN_LSTM = 2  # ideep::rnn_kind::LSTM
@@ -123,42 +145,51 @@ _ONEDNN_DTYPES: dict[torch.dtype, Callable[[], bool]] = {
     torch.float16: lambda: not torch.is_grad_enabled() and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
 }
 
-_LOW_GRADIENTS = TorchVersion(torch.__version__) < "2.13"  # the backward's meta function gives another dtype
 
-
-def lstm_layers(recorder: Recorder, call: Callable[..., Any], given: dict[str, Any]) -> Any:
+def _by_onednn(recorder: Recorder, call: Callable[..., Any], given: dict[str, Any]) -> Any:
     """The result of `torch.lstm` by the operators that eager calls, where it calls oneDNN; or None."""
-    x, states, params, biases, layers, drop, train, bidirectional, first = (given[name] for name in _OF_INPUT)
+    x, states, params, biases, layers, _, train, bidirectional, first = (given[name] for name in _OF_INPUT)
     each, directions = 4 if biases else 2, 2 if bidirectional else 1
-    if type(layers) is not int or len(params) != each * layers * directions:
-        return None
-    if not _onednn(recorder, x, (x, *states, *params)):
+    if len(params) != each * layers * directions or not _fits_onednn(recorder, x, (x, *states, *params)):
         return None
     width, batch = params[1].shape[1], x.shape[0 if first else 1]
     if x.shape[2] != params[0].shape[1] or any(state.shape != (layers * directions, batch, width) for state in states):
         return None  # projections, or eager's error
-    x = call(torch.Tensor.contiguous, (call(torch.transpose, (x, 0, 1), {}) if first else x,), {})
     states = [call(torch.Tensor.contiguous, (state,), {}) for state in states]
-    ends: tuple[list[Any], list[Any]] = ([], [])
-    for layer in range(layers):
-        made = []
+
+    def layer(x: Any, index: int) -> tuple[Any, list[Any]]:
+        x, made, ends = call(torch.Tensor.contiguous, (x,), {}), [], []
         for direction in range(directions):
-            index = layer * directions + direction
-            weights = list(params[index * each : (index + 1) * each])
+            place = index * directions + direction
+            weights = list(params[place * each : (place + 1) * each])
             weights += [] if biases else [call(torch.zeros_like, (weight,), {}) for weight in weights]
-            begun = [call(torch.select, (state, 0, index), {}) for state in states]
+            begun = [call(torch.select, (state, 0, place), {}) for state in states]
             how: tuple[Any, ...] = (direction > 0, [], _ONEDNN_LSTM, width, layers, biases, bidirectional, first, train)
             output, *ended, _workspace = call(torch.ops.aten.mkldnn_rnn_layer.default, (x, *weights, *begun, *how), {})
             made.append(output)
-            for end, one in zip(ends, ended, strict=True):
-                end.append(one)
-        x = call(torch.cat, (made, -1), {}) if bidirectional else made[0]
-        if drop and train and layer < layers - 1:
-            x = call(torch.dropout, (x, drop, True), {})
-    return call(torch.transpose, (x, 0, 1), {}) if first else x, *(call(torch.stack, (end, 0), {}) for end in ends)
+            ends.append(ended)
+        return call(torch.cat, (made, -1), {}) if bidirectional else made[0], ends
+
+    return _walk(call, given, layer, torch.stack)
 
 
-def _onednn(recorder: Recorder, x: Any, tensors: Sequence[Any]) -> bool:
+_PACKED_TO_ONEDNN = TorchVersion(torch.__version__) >= "2.13"
+
+
+def _packed_by_onednn(recorder: Recorder, call: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """The same over a packed sequence, which eager gives to oneDNN where each step has one batch size."""
+    data, sizes = given["data"], given["batch_sizes"]
+    if not _PACKED_TO_ONEDNN or recorder.level != "aten" or not _fits_onednn(recorder, data, (data, *given["hx"]), 2):
+        return None
+    batches = [int(call(torch.select, (sizes, 0, step), {})) for step in range(sizes.shape[0])]
+    if len({*batches}) != 1:
+        return None
+    steps = call(torch.Tensor.view, (data, (len(batches), batches[0], data.shape[1])), {})
+    made = _by_onednn(recorder, call, {**given, "input": steps, "batch_first": False})
+    return made and (call(torch.flatten, (made[0], 0, 1), {}), *made[1:])
+
+
+def _fits_onednn(recorder: Recorder, x: Any, tensors: Sequence[Any], dims: int = 3) -> bool:
     """Whether eager gives an LSTM of this input, among all its tensors, to oneDNN."""
     if not torch._C._get_mkldnn_enabled():
         return False
@@ -168,34 +199,4 @@ def _onednn(recorder: Recorder, x: Any, tensors: Sequence[Any]) -> bool:
         return False
     if not torch.is_autocast_enabled("cpu") and any(one.dtype != x.dtype for one in tensors):
         return False  # eager's error
-    if torch.is_grad_enabled() and _LOW_GRADIENTS and any(one.dtype is not torch.float32 for one in tensors):
-        return False
-    return x.dim() == 3 and bool(_ONEDNN_DTYPES[x.dtype]()) and x.numel() != 0
-
-
-def _lstm(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of `torch.lstm(*args, **kwargs)` over tensors that are not packed, or None."""
-    given = dict(zip(_OF_INPUT, args, strict=False)) | kwargs
-    if not recorder.symbolic or len(args) + len(kwargs) != len(_OF_INPUT) or given.keys() != {*_OF_INPUT}:
-        return None
-    states, params = given["hx"], given["params"]
-    if not isinstance(states, list | tuple) or not isinstance(params, list | tuple) or len(states) != 2:
-        return None  # packed sequences, or eager's error
-    made = lstm_layers(recorder, call, given)
-    if made is None:
-        made = dropping(torch.lstm, recorder, call, args, kwargs)
-    result, *ends = call(torch.lstm, args, kwargs) if made is None else made
-    # The Python version of PyTorch before 2.13 leaves a dimension in the states where the batch has several elements.
-    ends = [
-        end if end.dim() == state.dim() else call(torch.Tensor.reshape, (end, tuple(state.shape)), {})
-        for end, state in zip(ends, states, strict=True)
-    ]
-    return result, *ends
-
-
-def recurrent_or_dropping(
-    kind: str, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The result of `torch.<kind>(*args, **kwargs)`, or None."""
-    made = recurrent(kind, recorder, call, args, kwargs) if kind in _KINDS else _lstm(recorder, call, args, kwargs)
-    return dropping(getattr(torch, kind), recorder, call, args, kwargs) if made is None else made
+    return x.dim() == dims and bool(_ONEDNN_DTYPES[x.dtype]()) and x.numel() != 0
