@@ -426,6 +426,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         lambda found, text, examine: equal_if(found, text, examine, LEAVES_ROUNDING, r"= \1 + 9"),
     ),
     Deviation(
+        "how many numbers rrelu draws behind a normalisation",
+        "One for each number that is not positive. Of equal numbers a normalisation leaves 0, or the rounding of their mean. Equal "
+        "once the slope is not drawn.",
+        lambda found, text, examine: (
+            "Norm" in text and equal_if(found, text, examine, r"\bRReLU\(", "LeakyReLU(", ("value", "number"))
+        ),
+    ),
+    Deviation(
         "scatters into what shares elements",
         "`select_scatter`, `slice_scatter` and `diagonal_scatter` of expanded or overlapping tensors give dense copies.",
         lambda found, text, examine: (
