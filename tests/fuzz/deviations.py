@@ -359,10 +359,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "rows, each adds its elements one after the other, and the sum's rounding is left, over the root of epsilon; so it is "
         "of their gradients. Equal once it is done in doubles, or no rows are equal.",
         lambda found, text, examine: (
-            (not found.eager.strip("[]-0., ") or (".grad" in found.where and ".expand(" in text))
-            and equal_if(found, text, examine, NORM, r"F.\1_norm(\2.double()")
-            or "Norm" in text
-            and equal_if(found, text, examine, r"\(\(1, (\d+)\), (.*?)\)\.expand\((\d+), \1\)", r"((\3, \1), \2)")
+            (
+                (not found.eager.strip("[]-0., ") or (".grad" in found.where and ".expand(" in text))
+                and equal_if(found, text, examine, NORM, r"F.\1_norm(\2.double()")
+            )
+            or (
+                "Norm" in text
+                and equal_if(found, text, examine, r"\(\(1, (\d+)\), (.*?)\)\.expand\((\d+), \1\)", r"((\3, \1), \2)")
+            )
         ),
     ),
     Deviation(

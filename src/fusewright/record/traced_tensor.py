@@ -93,6 +93,11 @@ class TracedTensor(torch.Tensor):
             return "a tensor"
         raise GraphBreak("print-tensor", "the text of a tensor")
 
+    def __hash__(self) -> int:
+        """A set or a dict tells by it which tensors are one object."""
+        self.recorder.hashed = self.recorder.hashed or self.is_input
+        return id(self)
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise GraphBreak("operator-failed", "a tensor is copied or pickled")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import random
 import sys
@@ -9,12 +10,16 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch import nn
 
+import fusewright
 from fusewright import _native
 from fusewright.capture.guards import (
     MISSING,
@@ -1039,3 +1044,29 @@ def test_a_function_that_is_made_anew_is_not_kept_and_none_takes_its_place():
         assert not check_both(program, (one, None))
     assert "an object that is gone" in program.failure((last, None), function)[1]
     assert "an object that is gone" in guard_text(program.guards[0])
+
+
+TELL_APART: dict[str, Callable[[list[Any]], Any]] = {
+    "a set": lambda two: len({*two}),
+    "a frozenset of tuples": lambda two: len(frozenset((1, one) for one in two)),
+    "keys": lambda two: len(dict.fromkeys(two)),
+    "a key that is looked up": lambda two: {two[0]: 1}.get(two[1]),
+    "an element that is looked up": lambda two: two[0] in {two[1]},
+    "an element that is added": lambda two: (found := {two[0]}, found.add(two[1]), len(found))[2],
+    "a difference": lambda two: len({two[0]} - {two[1]}),
+    "a default": lambda two: (found := {two[0]: 1}, found.setdefault(two[1], 2))[1],
+    "parameters": lambda two: len([*nn.ParameterList(two).parameters()]),
+    "a counter": lambda two: len(collections.Counter(two)),
+}
+
+
+@pytest.mark.parametrize("name", TELL_APART)
+def test_tensors_that_a_set_or_a_dict_tells_apart_stay_different_ones(name: str) -> None:
+    held = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+    compiled = fusewright.compile(lambda x: (x + 1, TELL_APART[name](held)), backend="eager")
+    different = TELL_APART[name](held)
+    assert compiled(torch.ones(2))[1] == different
+    kept, held[1] = held[1], held[0]
+    assert compiled(torch.ones(2))[1] == TELL_APART[name](held) != different
+    held[1] = kept
+    assert compiled(torch.ones(2))[1] == different

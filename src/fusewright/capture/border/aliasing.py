@@ -63,10 +63,10 @@ def _namespace(real: object) -> object:
 def _distinct_objects(world: World) -> list[Guard]:
     """DIFFERENT within each type: identity decides `is`, equality and hashes of objects, and who else sees a store.
 
-    Tensors that are no arguments (parameters) are left out until one was written to or compared by identity.
+    Tensors that are no arguments (parameters) are left out until one was written to, compared by identity or hashed.
     """
     written = world.written_objects()
-    written_types: set[object] = {torch.Tensor} if world.tensors_compared else set()
+    written_types: set[object] = {torch.Tensor} if world.tensors_compared or world.recorder.hashed else set()
     groups: dict[object, list[Outside]] = {}
     for record in world.outside_objects():
         real = record.real

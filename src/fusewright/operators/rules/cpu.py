@@ -3,9 +3,9 @@ at all.
 
 Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said
 (TensorTypes on the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU
-gives. Always holds: a correction leaves the results of other devices alone, but for convolutions of symbolic sizes, whose
-format `follows_arguments` on GPUs too. tests/operators/test_meta_kernels.py compares every operator of PyTorch's samples
-with the real one.
+gives. Always holds: a correction leaves the results of other devices alone, but for convolutions of symbolic sizes:
+their format `follows_arguments` on GPUs too. tests/operators/test_meta_kernels.py compares every operator of PyTorch's
+samples with the real one.
 """
 
 from __future__ import annotations
