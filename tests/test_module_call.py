@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 
 import fusewright
 from fusewright import _native
+from fusewright.base.events import STREAM, Captured
 
 
 class Net(nn.Module):
@@ -85,6 +86,21 @@ def test_kinds_of_modules(kind: type[Net]) -> None:
     compiled = fusewright.compile(net, backend="eager")
     for _ in range(3):
         same(net, compiled, X)
+
+
+@pytest.mark.parametrize("kind", [Net, Calling, Watched, WithMeta])
+def test_kinds_of_modules_in_place(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
+    net = kind()
+    one, call = copy.deepcopy(net), nn.Module.__call__
+    fusewright.compile_(one, backend="eager")
+    events: list[Any] = []
+    with STREAM.listening(events.append):
+        for _ in range(3):
+            same(net, one, X)
+    assert any(isinstance(event, Captured) for event in events)
+    monkeypatch.setattr(nn.Module, "__call__", lambda self, *args: call(self, *args) * 3)
+    same(net, one, X)
+    assert not torch.equal(one(X), one.forward(X))
 
 
 @pytest.mark.parametrize("count", [0, 1, 14, 15, 16, 17, 40])

@@ -269,13 +269,15 @@ def compile_(module: torch.nn.Module, **arguments: Unpack[CompileArguments]) -> 
     """Compiles `module` in place: its own calls run compiled code from now on (as `torch.nn.Module.compile` does).
 
     Takes the arguments of `compile`. The module keeps its identity, class and state. Copies of it, and what is
-    unpickled, are not compiled. Raises OptionError when `module` is not an nn.Module.
+    unpickled, are not compiled, nor is a `__call__` of its class's own: what that calls of nn.Module's is.
+    Raises OptionError when `module` is not an nn.Module.
     """
     if not isinstance(module, torch.nn.Module):
         raise OptionError(f"compile_ takes an nn.Module, got {type(module).__name__}")
     original = _original(module)
     twin = compile(original, **arguments)
     if twin is not original:
+        twin._fusewright_caller.in_place = True
         original.__dict__["_compiled_call_impl"] = twin._fusewright_caller  # the slot that nn.Module.__call__ looks at
 
 

@@ -43,14 +43,15 @@ class ModuleCaller:
     does otherwise.
 
     A `forward` that is replaced later, on the class or on the instance, is noticed and compiled anew. Where the class
-    has a `__call__` of its own, that is compiled.
+    has a `__call__` of its own, that is compiled; but `in_place` it is that which calls, by nn.Module's.
     """
 
-    __slots__ = ("_entry", "_fast", "_forward", "_hooked", "_slow", "module", "wrap")
+    __slots__ = ("_entry", "_fast", "_forward", "_hooked", "_slow", "in_place", "module", "wrap")
 
     def __init__(self, module: torch.nn.Module, wrap: Wrap) -> None:
         self.module = module
         self.wrap = wrap
+        self.in_place = False
         self._forward: types.FunctionType | None = None
         self._fast: Callable[..., Any] | None = None
         self._slow: Callable[..., Any] | None = None
@@ -62,7 +63,7 @@ class ModuleCaller:
         forward: Any
         entry: Any = type(module).__call__
         # whose __call__ adds error reports
-        plain = entry is own_methods.CALL or isinstance(module, torch.fx.GraphModule)
+        plain = self.in_place or entry is own_methods.CALL or isinstance(module, torch.fx.GraphModule)
         if plain:
             if "_call_impl" in vars(module):
                 return module._call_impl(*args, **kwargs)
