@@ -228,8 +228,13 @@ def _compile_callable(model: Any, made: Any) -> Any:
 
 def _original(model: Any) -> Any:
     """What the user wrote, behind compiling and disabling wrappers: the outermost `compile` counts."""
+    if isinstance(model, types.MethodType):
+        function = _original(model.__func__)
+        return model if function is model.__func__ else types.MethodType(function, model.__self__)
     while True:
         namespace = getattr(model, "__dict__", {})
+        if type(model) is types.FunctionType and not _made_here(model):
+            return model  # functools.wraps copies the marks to a wrapper of the program's
         if isinstance(model, compiler.CompiledFunction) or marks.DISABLED in namespace:
             model = model.__wrapped__
         elif type(model).__module__ == "torch._dynamo.eval_frame" or "_torchdynamo_orig_callable" in namespace:
@@ -242,6 +247,10 @@ def _original(model: Any) -> Any:
             model = model._fusewright_original
         else:
             return model
+
+
+def _made_here(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).startswith(("fusewright.", "torch."))
 
 
 def _recompile(settings: Any, model: Any) -> Any:
