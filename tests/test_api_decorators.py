@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 import warnings
@@ -85,6 +86,31 @@ def test_disable_with_recursive_false_compiles_what_it_calls(api: Any) -> None:
 
     assert torch.equal(f(torch.ones(2)), torch.full((2,), 5.0))
     assert seen == [False, True]
+
+
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "disable": fusewright.disable,
+    "compile": lambda function: fusewright.compile(function, backend="eager"),
+    "torch's disable": torch.compiler.disable,
+    "torch's compile": lambda function: torch.compile(function, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_wrapper_that_took_over_its_functions_attributes_is_compiled(name: str) -> None:
+    def wrapper(function: Any) -> Any:
+        return functools.wraps(function)(lambda *args: function(*args) + 100)
+
+    class Holder:
+        scale = 3
+        method = WRAPPED[name](lambda self, x: x * self.scale)
+        wrapped = wrapper(method)
+
+    x, holder = torch.ones(2), Holder()
+    compiled = fusewright.compile(holder.wrapped, backend="eager")
+    assert torch.equal(compiled(x), x * 103)
+    assert torch.equal(fusewright.compile(wrapper(compiled), backend="eager")(x), x * 203)
+    assert torch.equal(fusewright.compile(holder.method, backend="eager")(x), x * 3)
 
 
 def test_disable_takes_modules_classes_methods_and_reasons() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import inspect
 import pickle
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from torch.nn.modules import module as torch_module
 
 import fusewright
 from fusewright import _native
+from fusewright.base.events import STREAM, Captured
+
+T = TypeVar("T")
 
 
 class Net(nn.Module):
@@ -85,6 +89,58 @@ def test_kinds_of_modules(kind: type[Net]) -> None:
     compiled = fusewright.compile(net, backend="eager")
     for _ in range(3):
         same(net, compiled, X)
+
+
+class Noted(abc.ABCMeta):
+    made: list[str] = []
+
+    def __new__(cls, name: str, *args: Any, **settings: Any) -> Any:
+        cls.made.append(name)
+        return super().__new__(cls, name, *args, **settings)
+
+    def __init__(cls, *args: Any, **settings: Any) -> None:
+        cls.made.append(f"{cls.__name__} again")
+
+
+class Registered(Net, metaclass=Noted):
+    table: dict[str, type] = {}
+    scale = 1.0
+
+    def __init_subclass__(cls, scale: float) -> None:
+        cls.table[cls.__name__], cls.scale = cls, scale
+
+
+class Fast(Registered, Generic[T], scale=2.0):
+    def forward(self, x: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("how", [lambda net: fusewright.compile(net, backend="eager"), fusewright.disable])
+def test_a_class_is_told_of_no_class_of_ours(how: Callable[[nn.Module], nn.Module]) -> None:
+    net, before, table = Fast(), list(Noted.made), dict(Registered.table)
+    made: Any = how(net)
+    assert Noted.made == before and Registered.table == table and table["Fast"] is Fast and made.scale == 2.0
+    same(net, made, X)
+    assert isinstance(made, Registered) and isinstance(made, Net) and not isinstance(net, type(made))
+    other = type(made)()
+    assert type(other) is Fast and other(X).shape == X.shape
+    with pytest.raises(TypeError, match="not from its __class__"):
+        types.new_class("Mine", (type(made),), {"scale": 3.0})()
+
+
+@pytest.mark.parametrize("kind", [Net, Calling, Watched, WithMeta])
+def test_kinds_of_modules_in_place(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
+    net = kind()
+    one, call = copy.deepcopy(net), nn.Module.__call__
+    fusewright.compile_(one, backend="eager")
+    events: list[Any] = []
+    with STREAM.listening(events.append):
+        for _ in range(3):
+            same(net, one, X)
+    assert any(isinstance(event, Captured) for event in events)
+    monkeypatch.setattr(nn.Module, "__call__", lambda self, *args: call(self, *args) * 3)
+    same(net, one, X)
+    assert not torch.equal(one(X), one.forward(X))
 
 
 @pytest.mark.parametrize("count", [0, 1, 14, 15, 16, 17, 40])

@@ -228,8 +228,13 @@ def _compile_callable(model: Any, made: Any) -> Any:
 
 def _original(model: Any) -> Any:
     """What the user wrote, behind compiling and disabling wrappers: the outermost `compile` counts."""
+    if isinstance(model, types.MethodType):
+        function = _original(model.__func__)
+        return model if function is model.__func__ else types.MethodType(function, model.__self__)
     while True:
         namespace = getattr(model, "__dict__", {})
+        if type(model) is types.FunctionType and not _made_here(model):
+            return model  # functools.wraps copies the marks to a wrapper of the program's
         if isinstance(model, compiler.CompiledFunction) or marks.DISABLED in namespace:
             model = model.__wrapped__
         elif type(model).__module__ == "torch._dynamo.eval_frame" or "_torchdynamo_orig_callable" in namespace:
@@ -242,6 +247,10 @@ def _original(model: Any) -> Any:
             model = model._fusewright_original
         else:
             return model
+
+
+def _made_here(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).startswith(("fusewright.", "torch."))
 
 
 def _recompile(settings: Any, model: Any) -> Any:
@@ -269,13 +278,15 @@ def compile_(module: torch.nn.Module, **arguments: Unpack[CompileArguments]) -> 
     """Compiles `module` in place: its own calls run compiled code from now on (as `torch.nn.Module.compile` does).
 
     Takes the arguments of `compile`. The module keeps its identity, class and state. Copies of it, and what is
-    unpickled, are not compiled. Raises OptionError when `module` is not an nn.Module.
+    unpickled, are not compiled, nor is a `__call__` of its class's own: what that calls of nn.Module's is.
+    Raises OptionError when `module` is not an nn.Module.
     """
     if not isinstance(module, torch.nn.Module):
         raise OptionError(f"compile_ takes an nn.Module, got {type(module).__name__}")
     original = _original(module)
     twin = compile(original, **arguments)
     if twin is not original:
+        twin._fusewright_caller.in_place = True
         original.__dict__["_compiled_call_impl"] = twin._fusewright_caller  # the slot that nn.Module.__call__ looks at
 
 

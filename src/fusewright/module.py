@@ -8,6 +8,7 @@ modules have one state, whichever is used to change it.
 
 from __future__ import annotations
 
+import abc
 import copy
 import types
 from collections.abc import Callable
@@ -43,14 +44,15 @@ class ModuleCaller:
     does otherwise.
 
     A `forward` that is replaced later, on the class or on the instance, is noticed and compiled anew. Where the class
-    has a `__call__` of its own, that is compiled.
+    has a `__call__` of its own, that is compiled; but `in_place` it is that which calls, by nn.Module's.
     """
 
-    __slots__ = ("_entry", "_fast", "_forward", "_hooked", "_slow", "module", "wrap")
+    __slots__ = ("_entry", "_fast", "_forward", "_hooked", "_slow", "in_place", "module", "wrap")
 
     def __init__(self, module: torch.nn.Module, wrap: Wrap) -> None:
         self.module = module
         self.wrap = wrap
+        self.in_place = False
         self._forward: types.FunctionType | None = None
         self._fast: Callable[..., Any] | None = None
         self._slow: Callable[..., Any] | None = None
@@ -62,7 +64,7 @@ class ModuleCaller:
         forward: Any
         entry: Any = type(module).__call__
         # whose __call__ adds error reports
-        plain = entry is own_methods.CALL or isinstance(module, torch.fx.GraphModule)
+        plain = self.in_place or entry is own_methods.CALL or isinstance(module, torch.fx.GraphModule)
         if plain:
             if "_call_impl" in vars(module):
                 return module._call_impl(*args, **kwargs)
@@ -138,6 +140,10 @@ class TwinBase:
 
     __slots__ = ()
     _fusewright_original: torch.nn.Module
+
+    def __init_subclass__(cls, fusewright_twin: bool = False, **settings: Any) -> None:
+        if not fusewright_twin:  # the program's classes are told of their own subclasses alone
+            super().__init_subclass__(**settings)
 
     # One state, one module: the tables of torch.distributed are keyed by modules, and may know either of the two.
     def __eq__(self, other: object) -> bool:
@@ -250,6 +256,13 @@ def _set_class(twin: TwinBase, cls: type) -> None:
     twin._fusewright_original.__class__ = cls
 
 
+def _made_by_class(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a twin's class gives where the program calls it (`type(model)(...)`): a module of the original's class."""
+    if len(cls.__bases__) != 2:
+        raise TypeError(f"{cls.__qualname__} derives from a compiled module's type(), not from its __class__")
+    return cls.__bases__[1](*args, **kwargs)
+
+
 def _shared(slot: Any) -> property:
     """What stands for a slot of the original's, which is no part of its `__dict__`."""
     return property(
@@ -274,6 +287,7 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
+        "__new__": _made_by_class,
         "__class__": property(_class_of, _set_class),  # a class statement with this name in it has no `super()`
         # torch.jit.script would compile them, and needs a list
         "__jit_unused_properties__": [
@@ -284,7 +298,9 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
             "_orig_mod",
         ],
     }
-    cls: Any = type(original.__name__, (base, original), body)
+    # Not the metaclass itself: one of the program's may keep a table of its classes.
+    new: Any = (abc.ABCMeta if isinstance(original, abc.ABCMeta) else type).__new__
+    cls: Any = new(type(original), original.__name__, (base, original), body, fusewright_twin=True)
     twin = object.__new__(cls)  # GraphModule's own __new__ would make yet another class
     object.__setattr__(twin, "__dict__", module.__dict__)
     for name, value in slots.items():

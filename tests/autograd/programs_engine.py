@@ -693,3 +693,18 @@ def asked_again_of_what_was_freed(compiled: Compiled) -> list[Any]:
             except RuntimeError as error:
                 found.append(str(error)[:50])
     return found
+
+
+@program
+def gradients_of_another_dtype_inside(compiled: Compiled) -> list[Any]:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x @ w).float().square().sum()
+        y.backward(retain_graph=True)
+        return torch.autograd.grad(y, [w])[0]
+
+    f, found = compiled(fn), []
+    for dtype in (torch.bfloat16, torch.float32, None, torch.float64, torch.bfloat16):
+        w = random(3, 2).detach().bfloat16().requires_grad_()
+        w.grad_dtype = dtype  # a plain attribute, of no account, in older releases of PyTorch
+        found += [f(random(4, 3).detach().bfloat16(), w), w.grad]
+    return found

@@ -77,6 +77,7 @@ HOOKED = (
     "_writes_tangent",
 )
 BREAKS["no_grad_view_of_a_view"] = {"unsupported-tensor"}
+BREAKS["gradients_of_another_dtype_inside"] = {"autograd-call"} if hasattr(torch.Tensor, "grad_dtype") else set()
 BREAKS |= {
     name: {"autograd-call"}
     for name in PROGRAMS

@@ -103,6 +103,19 @@ def read_afterwards():
     return f, CALLS, lambda: log
 
 
+@case(5)
+def measured_where_it_is_full():
+    window: collections.deque[int] = collections.deque([0], maxlen=3)
+    none: collections.deque[int] = collections.deque((), 0)
+
+    def f(x):
+        window.append(len(window))
+        none.append(1)
+        return x * len(window) + len(none), bool(none)
+
+    return f, CALLS, lambda: (window, none)
+
+
 @case(6)
 def read_in_the_argument():
     log = [0]

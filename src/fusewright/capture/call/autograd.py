@@ -304,8 +304,7 @@ _TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def _without_hooks(world: World, tensor: Any) -> None:
     """Guards that an outside tensor has no hooks: the engine at capture would not run them."""
-    record = world.outside(tensor)
-    if record is None:
+    if (record := world.outside(tensor)) is None:
         return
     if id(tensor) in world.effects.hooked:
         _refuse("the gradient of a tensor that was given a hook before is computed")
@@ -313,6 +312,7 @@ def _without_hooks(world: World, tensor: Any) -> None:
         if getattr(record.real, name):
             _refuse("the gradient of a tensor with hooks is computed")
         world.guard("IS", Attribute(record.source, name), None)
+    tensors.check_gradient_dtype(world, record)
 
 
 # Hooks and flags of tensors.

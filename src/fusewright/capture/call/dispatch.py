@@ -276,7 +276,8 @@ def _original_of(world: World, fn: Any, names: tuple[str, ...]) -> Any:
     return None
 
 
-_ORIGINALS = ("_fusewright_original", "_torchdynamo_orig_callable", "__wrapped__")  # of what was compiled
+# Of what was compiled; functools.wraps copies the last one.
+_ORIGINALS = ("_fusewright_original", "__wrapped__", "_torchdynamo_orig_callable")
 
 
 def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -8,6 +8,7 @@ Always holds: the outside container is only read; `finish` writes the shadow's f
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,8 @@ def length(world: World, obj: Any) -> int:
     unread = world.unread[id(obj)]
     real: Any = unread.real
     world.guard("LENGTH", unread.source, len(real))
-    return len(real) + len(obj)
+    limit = length_limit(real) if type(real) is deque else None
+    return min(len(real) + len(obj), sys.maxsize if limit is None else limit)
 
 
 def element(world: World, obj: Any, key: Any) -> Any:

@@ -336,6 +336,17 @@ def known_leaf(world: World, tensor: torch.Tensor) -> bool:
     return bool(guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")))
 
 
+_GRADIENTS_HAVE_DTYPES = hasattr(torch.Tensor, "grad_dtype")  # older releases of PyTorch have no such attribute
+
+
+def check_gradient_dtype(world: World, record: Any) -> None:
+    """Guards that the gradient of a leaf from outside has the leaf's dtype: the engine at capture gives no other."""
+    if _GRADIENTS_HAVE_DTYPES and record.real.is_leaf:
+        if record.real.grad_dtype is not record.real.dtype:
+            raise GraphBreak("autograd-call", "the gradient of a tensor whose grad_dtype is another is computed")
+        world.guard("IS", Attribute(record.source, "grad_dtype"), record.real.dtype)
+
+
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
     """None for a tensor without a history; the history of an input is nothing that a graph holds."""
     world.requires_grad_matters = True
