@@ -148,3 +148,51 @@ def test_nothing_overflows_in_a_norm_of_one_element(order: float) -> None:
 
     x = torch.tensor([[1e23], [-2e23], [float("nan")]])
     torch.testing.assert_close(fusewright.compile(function)(x), function(x), equal_nan=True)
+
+
+SCORES: dict[str, Function] = {
+    "softmax": lambda y: torch.softmax(y, -1), "softmax of columns": lambda y: torch.softmax(y, 0),
+    "log of the sum": lambda y: torch.logsumexp(y, -1), "log softmax": lambda y: torch.log_softmax(y, -1),
+    "log softmax of columns": lambda y: torch.log_softmax(y, 0),
+    "exponentials": lambda y: torch.exp(y - y.amax(0)), "loss": lambda y: F.cross_entropy(y, torch.arange(len(y))),
+    "attention": lambda y: torch.softmax(y @ y.T * 0.3, -1) @ y.softmax(-1),
+    "attention kernel": lambda y: F.scaled_dot_product_attention(y[None, None], y[None, None], y[None, None].softmax(-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_large_scores_are_rounded_before_their_maximum_is_subtracted(name: str) -> None:
+    """Unrounded they lie above it: exp(6000) where eager has 1. In a gradient, exp(scores - logarithm) was of others."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return SCORES[name](x * 0.7)
+
+    run = fusewright.compile(function)
+    for by in (1e2, 1e4, 1e6, 1e8, 1e10):
+        ours, eagers = [], []
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x = (torch.randn(8, 33) * (by**0.5 if "attention" in name else by)).requires_grad_()
+            tangent = torch.randn(eager.shape) if (eager := function(x)).ndim else torch.tensor(1.0)
+            double = x.detach().double().requires_grad_()
+            exact = (truth := function(double)), *torch.autograd.grad(truth, double, tangent.double())
+            for out, off in ((eager, eagers), (run(x), ours)):
+                found = out, *torch.autograd.grad(out, x, tangent)
+                off.append(torch.stack([(one - true).detach().norm() for one, true in zip(found, exact, strict=True)]))
+        room = 1e-6 + 1e-6 * torch.stack([true.detach().norm() for true in exact])
+        assert (torch.stack(ours).amax(0) <= 4 * torch.stack(eagers).amax(0) + room).all(), (by, ours, eagers)
+
+
+CANCELLED: dict[str, Function] = {
+    "products": lambda x: x * x.flip(0) - x.flip(0) * x, "sum": lambda x: x * 1.3 + x.neg() * 1.3,
+    "determinant": lambda x: x[:, :1] * x[:, 1:] - x[:, 1:] * x[:, :1],
+    "cross": lambda x: x[:, [1, 2, 0]] * (2 * x[:, [2, 0, 1]]) - x[:, [2, 0, 1]] * (2 * x[:, [1, 2, 0]]),
+    "conjugate": lambda x: (lambda z: (z * z.conj()).imag)(torch.complex(x, x.flip(0))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CANCELLED)
+def test_equal_products_cancel(name: str) -> None:
+    x = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
+    assert not CANCELLED[name](x).any()
+    assert not fusewright.compile(CANCELLED[name])(x).any()

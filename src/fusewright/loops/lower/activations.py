@@ -15,6 +15,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
+from fusewright.loops.lower.expressions import fused_multiply_add as fma
 from fusewright.loops.lower.pointwise import elementwise, operand
 from fusewright.loops.lower.promotion import computing
 from fusewright.loops.lower.registry import lowers
@@ -68,7 +69,7 @@ def gelu(call: Call, self: Value, *, approximate: str = "none") -> Value:
     def compute(x: Expression) -> Expression:
         half = ex.mul(x, 0.5)
         if approximate == "tanh":
-            inner = ex.mul(ex.add(x, ex.mul(ex.mul(ex.mul(x, x), x), GELU_CUBIC)), SQRT_2_OVER_PI)
+            inner = ex.mul(fma(ex.mul(ex.mul(x, x), x), GELU_CUBIC, x), SQRT_2_OVER_PI)
             return ex.mul(half, ex.add(ex.tanh(inner), 1))
         return ex.mul(half, ex.add(ex.erf(ex.mul(x, SQRT_HALF)), 1))
 
@@ -170,9 +171,7 @@ def sigmoid_backward(call: Call, grad_output: Value, output: Value) -> Value:
 
 @lowers("tanh_backward")
 def tanh_backward(call: Call, grad_output: Value, output: Value) -> Value:
-    return elementwise(
-        call, lambda g, y: ex.mul(g, ex.sub(ir.constant(1, y.dtype), ex.mul(y, y))), (grad_output, output)
-    )
+    return elementwise(call, lambda g, y: ex.mul(g, fma(ex.neg(y), y, 1)), (grad_output, output))
 
 
 @lowers("gelu_backward")
@@ -180,14 +179,14 @@ def gelu_backward(call: Call, grad_output: Value, self: Value, *, approximate: s
     def compute(g: Expression, x: Expression) -> Expression:
         if approximate == "tanh":
             squared = ex.mul(x, x)
-            inner = ex.mul(ex.add(x, ex.mul(ex.mul(squared, x), GELU_CUBIC)), SQRT_2_OVER_PI)
+            inner = ex.mul(fma(ex.mul(squared, x), GELU_CUBIC, x), SQRT_2_OVER_PI)
             t = ex.tanh(inner)
-            slope = ex.mul(ex.add(ex.mul(squared, 3 * GELU_CUBIC), 1), SQRT_2_OVER_PI)
-            right = ex.mul(ex.mul(ex.mul(x, 0.5), ex.sub(ir.constant(1, x.dtype), ex.mul(t, t))), slope)
-            return ex.mul(g, ex.add(ex.mul(ex.add(t, 1), 0.5), right))
+            slope = ex.mul(fma(squared, 3 * GELU_CUBIC, 1), SQRT_2_OVER_PI)
+            right = ex.mul(ex.mul(ex.mul(x, 0.5), fma(ex.neg(t), t, 1)), slope)
+            return ex.mul(g, fma(ex.add(t, 1), 0.5, right))
         cdf = ex.mul(ex.add(ex.erf(ex.mul(x, SQRT_HALF)), 1), 0.5)
         pdf = ex.mul(ex.exp(ex.mul(ex.mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
-        return ex.mul(g, ex.add(cdf, ex.mul(x, pdf)))
+        return ex.mul(g, fma(x, pdf, cdf))
 
     return elementwise(call, compute, (grad_output, self))
 
@@ -196,7 +195,7 @@ def gelu_backward(call: Call, grad_output: Value, self: Value, *, approximate: s
 def silu_backward(call: Call, grad_output: Value, self: Value) -> Value:
     def compute(g: Expression, x: Expression) -> Expression:
         s = ex.sigmoid(x)
-        return ex.mul(ex.mul(g, s), ex.add(ex.mul(x, ex.sub(ir.constant(1, x.dtype), s)), 1))
+        return ex.mul(ex.mul(g, s), fma(x, ex.sub(ir.constant(1, x.dtype), s), 1))
 
     return elementwise(call, compute, (grad_output, self))
 
@@ -279,7 +278,7 @@ def mish_backward(call: Call, grad_output: Value, self: Value) -> Value:
     def compute(g: Expression, x: Expression) -> Expression:
         s = ex.sigmoid(x)
         t = ex.tanh(ex.log1p(ex.exp(x)))
-        return ex.mul(g, ex.add(t, ex.mul(ex.mul(x, s), ex.sub(ir.constant(1, x.dtype), ex.mul(t, t)))))
+        return ex.mul(g, fma(ex.mul(x, s), fma(ex.neg(t), t, 1), t))
 
     return elementwise(call, compute, (grad_output, self))
 

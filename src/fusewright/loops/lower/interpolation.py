@@ -20,6 +20,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
+from fusewright.loops.lower.expressions import fused_multiply_add as fma
 from fusewright.loops.lower.indexing import gathered
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, is_one
@@ -188,25 +189,28 @@ def _sum_of_neighbours(call: Call, self: Value, sides: Sequence[Sequence[Neighbo
         inside = ex.all_of([one.inside for one in chosen if one.inside is not None])
         return found if inside is None else ex.where(inside, found, 0)
 
-    def total(chosen: tuple[Neighbour, ...], factor: Expression | None) -> Expression:
+    def total(chosen: tuple[Neighbour, ...], factor: Expression | None, found: Expression | None) -> Expression:
+        """`found` and, where all lie together, factor times the sum over neighbours of the dimensions that are left."""
         if len(chosen) == len(sides):
-            return _times(element(chosen), factor)
-        found: Expression | None = None
+            return _plus(found, element(chosen), factor)
         for one in sides[len(chosen)]:
             weight = one.weight
-            if together and factor is not None:
-                weight = factor if weight is None else ex.mul(factor, weight)
-            term = total((*chosen, one), weight if together else None)
-            term = term if together else _times(term, weight)
-            found = term if found is None else ex.add(found, term)
+            if together:
+                if factor is not None:
+                    weight = factor if weight is None else ex.mul(factor, weight)
+                found = total((*chosen, one), weight, found)
+            else:
+                found = _plus(found, total((*chosen, one), None, None), weight)
         assert found is not None
         return found
 
-    return total((), None)
+    return total((), None, None)
 
 
-def _times(value: Expression, weight: Expression | None) -> Expression:
-    return value if weight is None else ex.mul(value, weight)
+def _plus(found: Expression | None, value: Expression, weight: Expression | None) -> Expression:
+    if found is None:
+        return value if weight is None else ex.mul(value, weight)
+    return ex.add(found, value) if weight is None else fma(value, weight, found)
 
 
 # --- cubic -----------------------------------------------------------------------------------------------------------
@@ -217,13 +221,12 @@ SHARPNESS = -0.75
 
 def _near(x: Expression) -> Expression:
     """The weight of a neighbour at distance x <= 1."""
-    return ex.add(ex.mul(ex.mul(ex.sub(ex.mul(x, SHARPNESS + 2), SHARPNESS + 3), x), x), 1.0)
+    return fma(ex.mul(fma(x, SHARPNESS + 2, -SHARPNESS - 3), x), x, 1.0)
 
 
 def _far(x: Expression) -> Expression:
     """The weight of a neighbour at distance 1 <= x <= 2."""
-    inner = ex.add(ex.mul(ex.sub(ex.mul(x, SHARPNESS), 5 * SHARPNESS), x), 8 * SHARPNESS)
-    return ex.sub(ex.mul(inner, x), 4 * SHARPNESS)
+    return fma(fma(fma(x, SHARPNESS, -5 * SHARPNESS), x, 8 * SHARPNESS), x, -4 * SHARPNESS)
 
 
 _STEPS = (-1, 0, 1, 2)

@@ -16,6 +16,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
+from fusewright.loops.lower.expressions import fused_multiply_add as fma
 from fusewright.loops.lower.reductions import Space, mean_and_squares, reduce_kept, space_of
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axis_symbols, is_empty, is_one, window
@@ -36,9 +37,9 @@ def over(
 
 
 def scaled(value: Expression, weight: Expression | None, bias: Expression | None) -> Expression:
-    if weight is not None:
-        value = ex.mul(value, weight)
-    return value if bias is None else ex.add(value, bias)
+    if weight is not None and bias is not None:
+        return fma(value, weight, bias)
+    return ex.mul(value, weight) if weight is not None else value if bias is None else ex.add(value, bias)
 
 
 def trailing(value: Value, normalized_shape: Sequence[Dim]) -> Space:
@@ -116,7 +117,7 @@ def normalized_gradient(
     average = ex.div(ex.accumulator(working), ex.index_as(space.count, working))
     mean_d = reduce_kept(low, "sum", space, d, like, average)
     mean_dn = reduce_kept(low, "sum", space, ex.mul(d, n), like, average)
-    return ex.mul(rstd, ex.sub(ex.sub(d, low.at(mean_d, kept)), ex.mul(n, low.at(mean_dn, kept))))
+    return ex.mul(rstd, fma(ex.neg(n), low.at(mean_dn, kept), ex.sub(d, low.at(mean_d, kept))))
 
 
 @lowers("_fused_rms_norm")
@@ -164,7 +165,7 @@ def rms_norm_backward(
         d = scaled(g, over(low, weight, space, working), None)
         average = ex.div(ex.accumulator(working), ex.index_as(space.count, working))
         mean_dn = reduce_kept(low, "sum", space, ex.mul(d, n), input, average)
-        results[0] = low.value(call.type[0], ex.mul(r, ex.sub(d, ex.mul(n, low.at(mean_dn, kept)))))
+        results[0] = low.value(call.type[0], ex.mul(r, fma(ex.neg(n), low.at(mean_dn, kept), d)))
     if output_mask[1] and weight is not None:
         outer = Space(space.symbols, space.shape, tuple(k for k in range(input.ndim) if k not in space.dims))
         results[1] = low.reduce("sum", call.type[1], outer.kept(False), outer.reduced, ex.mul(g, n))
@@ -277,7 +278,7 @@ def normalize_channels(
     offset = over(low, bias, space, working, (1,))
     if offset is not None:
         shift = ex.sub(offset, ex.mul(mean, scale))
-    return ex.add(ex.mul(low.read(input, space.symbols, working), scale), shift)
+    return fma(low.read(input, space.symbols, working), scale, shift)
 
 
 def inference(
@@ -373,7 +374,7 @@ def training_statistics(
     deviation = ex.sub(low.read(input, everywhere.symbols, working), low.at(average, kept))
     scale = scaled(low.at(rstd, kept), over(low, weight, everywhere, working, (1,)), None)
     offset = over(low, bias, everywhere, working, (1,))
-    result = ex.mul(deviation, scale) if offset is None else ex.add(ex.mul(deviation, scale), offset)
+    result = scaled(deviation, scale, offset)
     axes = channel_place(mean_type, input.ndim)
     outputs = (
         low.value(out_type, result),
@@ -472,7 +473,7 @@ def batch_norm_backward(
         if train:
             count = ex.index_as(space.count, working)
             mean_g, mean_gn = ex.div(low.at(total_g, kept), count), ex.div(low.at(total_gn, kept), count)
-            dx = ex.mul(scale, ex.sub(ex.sub(g, mean_g), ex.mul(n, mean_gn)))
+            dx = ex.mul(scale, fma(ex.neg(n), mean_gn, ex.sub(g, mean_g)))
         else:
             dx = ex.mul(g, scale)
         results[0] = low.value(call.type[0], dx)

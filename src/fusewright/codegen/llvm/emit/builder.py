@@ -92,7 +92,6 @@ class FunctionBuilder:
         self.blocks: list[Block] = []
         self._names = 0
         self._slot: str | None = None
-        self.contracts = True  # whether a product may be added to unrounded
         self.scope = Scope(Cursor(self.block("entry")))
         self.entry = self.scope
         self.mask: Value | None = None  # the lanes that count where the next instruction goes
@@ -184,7 +183,7 @@ class FunctionBuilder:
         return [self.splat(v, lanes) if v.lanes != lanes else v for v in values]
 
     def op(self, opcode: str, *values: Value) -> Value:
-        """An instruction whose operands and result have one type: `fadd contract`, `and`, `shl`."""
+        """An instruction whose operands and result have one type: `fadd`, `and`, `shl`."""
         if len(values) == 1:
             (a,) = values
             return self.value(f"{opcode} {a.typed}", a.type, a.lanes)

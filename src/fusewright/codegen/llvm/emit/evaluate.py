@@ -35,14 +35,7 @@ from fusewright.loops.ir import (
 )
 from fusewright.sizes.expressions import Expr, bounds
 
-# Where numbers next to each other give results that are not: what comes in is rounded where eager rounds it.
-_STEPS = frozenset({"floor", "ceil", "round", "trunc", "frac", "floor_divide", "trunc_divide", "remainder", "fmod"})
 _COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
-
-
-def _is_step(expr: Apply) -> bool:
-    from_float = bool(expr.args) and expr.args[0].dtype.is_floating_point
-    return from_float and (expr.op in _STEPS or (expr.op == "cast" and not expr.dtype.is_floating_point))
 
 
 class Evaluator:
@@ -62,7 +55,6 @@ class Evaluator:
         self.next_rows: dict[Expression, Axis] = {}
         self.maxima: dict[str, tuple[StageView, Expression]] = {}  # locals that are maxima, and of what
         self.staged: dict[Expression, Staged] = {}  # loads to be taken from a transposed tile
-        self.rounded = False  # whether products are rounded before they are added to: see _STEPS
         self._handlers: dict[type, Callable[[Context, int, Expression], Value]] = {
             IndexValue: self._index_value,
             Apply: self._apply,
@@ -80,8 +72,6 @@ class Evaluator:
         level = ctx.home(facts)
         scope = ctx.chain[level]
         key: object = (expr, id(self.view)) if facts.volatile else expr
-        if self.rounded and isinstance(expr, (Apply, Masked)):
-            key = (key, "rounded")
         found = scope.memo.get(key)
         if found is None:
             b = self.b
@@ -98,14 +88,7 @@ class Evaluator:
             return narrow
         if expr.op == "exp" and expr.dtype is torch.float32 and self._below_maximum(expr.args[0]):
             return exp(self.b, self.value(ctx, expr.args[0]), at_most_zero=True)
-        before = self.rounded
-        self.rounded = (before and expr.dtype.is_floating_point) or _is_step(expr)
-        args = [self.value(ctx, arg) for arg in expr.args]
-        self.rounded, contracts = before, self.b.contracts
-        self.b.contracts = not before
-        result = EMITTERS[expr.op](self.b, expr, args)
-        self.b.contracts = contracts
-        return result
+        return EMITTERS[expr.op](self.b, expr, [self.value(ctx, arg) for arg in expr.args])
 
     def _below_maximum(self, expr: Expression) -> bool:
         """Whether `expr` is something less the greatest of its row."""
@@ -183,12 +166,6 @@ class Evaluator:
 
     def _load(self, ctx: Context, level: int, expr: Expression) -> Value:
         assert isinstance(expr, Load)
-        self.rounded, before = False, self.rounded
-        found = self._loaded(ctx, level, expr)
-        self.rounded = before
-        return found
-
-    def _loaded(self, ctx: Context, level: int, expr: Load) -> Value:
         staged = self.staged.get(expr)
         if staged is not None and ctx.chain[level].lane:
             return self._load_staged(ctx, expr, staged)

@@ -31,8 +31,6 @@ def _by_kind(float_op: str, int_op: str, bool_op: str | None = None) -> Emitter:
     def emit(b: Builder, node: Apply, args: list[Value]) -> Value:
         kind = _element(node).kind
         opcode = float_op if kind == "float" else int_op if kind == "int" else bool_op
-        if not b.contracts and opcode is not None:
-            opcode = opcode.removesuffix(" contract")
         if opcode is None:
             raise ValueError(f"{node.op} on {node.args[0].dtype} is not supported")
         return b.op(opcode, *args)
@@ -445,8 +443,10 @@ def _binary_library(op: str) -> Emitter:
 
 
 EMITTERS: dict[str, Emitter] = {
-    "add": _by_kind("fadd contract", "add", "or"),
-    "sub": _by_kind("fsub contract", "sub"),
+    # A product is rounded before it is added to, as by eager, and so is one number wherever it is computed: exp(s * x -
+    # max(s * x)) is at most 1, and a gradient finds the scores of its forward. Only a sum over a loop takes it unrounded.
+    "add": _by_kind("fadd", "add", "or"),
+    "sub": _by_kind("fsub", "sub"),
     "mul": _by_kind("fmul contract", "mul", "and"),
     "div": _div,
     "floor_divide": _floor_divide,
