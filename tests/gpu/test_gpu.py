@@ -249,3 +249,14 @@ def test_conversions_of_eight_bits_are_eagers(dtype: torch.dtype) -> None:
         torch.testing.assert_close(got, every.to(wide) * 2, rtol=0, atol=0, equal_nan=True)
     both = fusewright.compile(lambda x: x.to(dtype).view(-1, 4).t().float().sum(0), fullgraph=True)
     torch.testing.assert_close(both(floats[:400] / 1e4), (floats[:400] / 1e4).to(dtype).view(-1, 4).t().float().sum(0))
+
+
+@pytest.mark.parametrize("by", [1e2, 1e6, 1e10])
+def test_products_are_rounded_before_they_are_added_to(by: float) -> None:
+    """Else scaled scores lie above their maximum: exp(6000) where eager has 1; and equal products do not cancel."""
+    x = torch.randn(64, 333, device="cuda") * by
+    with torch.no_grad():
+        for function in (lambda x: torch.softmax(x * 0.7, -1), lambda x: torch.log_softmax(x * 0.7, -1)):
+            exact, eager, found = function(x.double()), function(x), fusewright.compile(function)(x)
+            assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6
+        assert not fusewright.compile(lambda x: x * x.flip(0) - x.flip(0) * x)(x).any()
