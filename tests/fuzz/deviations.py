@@ -80,11 +80,11 @@ def _with_uses(statements: list[ast.stmt], bound: set[str], made: bool) -> list[
     return body
 
 
+HALF = re.compile(r"\bb?f16\b|half|autocast")
 BENT = r"\b(hardtanh|relu6|hardswish|elu|celu|selu|hardshrink|softshrink)\((\w+)"
 NORM = r"F\.(instance|layer|group|batch|rms)_norm\((\w+)"
 LEAVES_ROUNDING = (
-    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\)"
-    r"|-?[\w.]+ - [\w.]+)$"
+    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\)%s)$"
 )
 
 
@@ -425,9 +425,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "quotients by what rounding leaves",
         "Of equal numbers a normalisation leaves 0 or the rounding of their mean, of numbers below -5 gelu leaves 0 or the "
         "rounding of erf, of orthogonal vectors cosine_similarity leaves 0 or the rounding of their product, and for the largest "
-        "half of a row log_softmax leaves 0 in eager; a number less a product that was rounded to it leaves 0, or what the "
+        "half of a row log_softmax leaves 0 in eager; a half less a product that was rounded to it leaves 0, or what the "
         "rounding left. A quotient by it is anything, and relu has a gradient there or not.",
-        lambda found, text, examine: equal_if(found, text, examine, LEAVES_ROUNDING, r"= \1 + 9"),
+        lambda found, text, examine: equal_if(
+            found, text, examine, LEAVES_ROUNDING % (r"|-?[\w.]+ - [\w.]+" if HALF.search(text) else ""), r"= \1 + 9"
+        ),
     ),
     Deviation(
         "how many numbers rrelu draws behind a normalisation",

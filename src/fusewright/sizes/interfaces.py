@@ -35,6 +35,7 @@ class Recorder(Protocol):
     env: ShapeEnv | None
     has_floats: bool
     resolving: bool
+    hashed: bool
     cast: bool  # a composite operator is broken down that autocast has cast as a whole
     data_shapes: bool
     data_numbers: bool

@@ -55,8 +55,8 @@ def machine_code(job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     source = ASTSource(function, signature, {}, {(k,): [["tt.divisibility", 16]] for k in job["aligned"]})
     target = GPUTarget("cuda", job["arch"], 32)
     backend = make_backend(target)
-    # A product is rounded before the next operator adds to it (docs/decisions/round-products-before-sums.md). Kernels of
-    # matrix products are left: in attention one instruction subtracts the maximum from scores that it scales.
+    # A product is rounded before the next operator adds to it (docs/decisions/round-products-before-sums.md). Kernels
+    # of matrix products are left: in attention one instruction subtracts the maximum from scores that it scales.
     fuses = "tl.dot" in text
     options = backend.parse_options(
         {"num_warps": job["warps"], "num_stages": job["stages"], "debug": job["checks"], "sanitize_overflow": False}

@@ -443,8 +443,8 @@ def _binary_library(op: str) -> Emitter:
 
 
 EMITTERS: dict[str, Emitter] = {
-    # A product is rounded before it is added to, as by eager, and so is one number wherever it is computed: exp(s * x -
-    # max(s * x)) is at most 1, and a gradient finds the scores of its forward. Only a sum over a loop takes it unrounded.
+    # A product is rounded before it is added to, as by eager, and so is one number wherever it is computed: exp(s * x
+    # - max(s * x)) is at most 1, and a gradient finds its forward's scores. Only a sum over a loop takes it unrounded.
     "add": _by_kind("fadd", "add", "or"),
     "sub": _by_kind("fsub", "sub"),
     "mul": _by_kind("fmul contract", "mul", "and"),
