@@ -723,3 +723,33 @@ def test_the_gradient_of_a_loss_over_classes_as_bytes(shape: tuple[int, ...]) ->
         (got,) = torch.autograd.grad(compiled(scores, classes), scores)
     torch.testing.assert_close(got, torch.autograd.grad(functional.cross_entropy(scores, classes), scores)[0])
     assert not [event for event in events if isinstance(event, InternalError)]
+
+
+FLATTENED: dict[str, Callable[[], list[nn.Module]]] = {
+    "batch norm": lambda: [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)],
+    "batch norms": lambda: [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)],
+    "batch norm of the input": lambda: [nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)],
+    "instance norm": lambda: [nn.InstanceNorm2d(4, affine=True), nn.GELU()],
+    "group norm": lambda: [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU()],
+    "depthwise": lambda: [nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.BatchNorm2d(4), nn.Hardswish()],
+    "a line": lambda: [nn.Flatten(2), nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)],
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", FLATTENED)
+def test_what_is_flattened_for_a_linear_layer_lies_as_its_weight_says(name: str, training: bool, last: bool) -> None:
+    """Its width is a number that the product of symbolic sizes must be: strides are products of sizes, or numbers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*FLATTENED[name](), nn.Flatten(), nn.Linear(144, 3)).train(training)
+    twin = copy.deepcopy(model)
+    compiled = fusewright.compile(twin, dynamic=True)
+    for shape in ((3, 4, 6, 6), (2, 4, 9, 4), (5, 4, 4, 9)):
+        x = torch.randn(shape)
+        x = x.to(memory_format=torch.channels_last) if last else x
+        results = [(run(x), module) for run, module in ((compiled, twin), (model, model))]
+        torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-5)
+        weights = torch.randn_like(results[0][0])
+        mine, theirs = (torch.autograd.grad(got, [*module.parameters()], weights) for got, module in results)
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)

@@ -20,7 +20,7 @@ from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
 from fusewright.sizes.proofs import Given
 from fusewright.sizes.shape_env import ShapeEnv
-from fusewright.sizes.strides import magnitude
+from fusewright.sizes.strides import dense_order
 from fusewright.sizes.tensor_type import TensorType, same_strides
 
 aten = torch.ops.aten
@@ -101,9 +101,9 @@ class Builder:
         """A copy of `node` laid out with the strides of `like` (same shape, dense and non-overlapping), if it is not
         already."""
         type_: TensorType = node.meta["type"]
-        if same_strides(type_, like):
+        order = dense_order(like.shape, like.stride)[::-1]
+        if same_strides(type_, like) or (is_dense(type_) and dense_order(type_.shape, type_.stride)[::-1] == order):
             return node
-        order = sorted(range(like.ndim), key=lambda axis: _size_order(like, axis), reverse=True)
         back = [order.index(axis) for axis in range(like.ndim)]
         moved = self.call(aten.permute.default, node, order)
         dense = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
@@ -127,15 +127,10 @@ def marks_of(node: torch.fx.Node) -> dict[str, object]:
     return {mark: node.meta[mark] for mark in MARKS if node.meta.get(mark)}
 
 
-def _size_order(type_: TensorType, axis: int) -> tuple[float, float]:
-    """Sorts dimensions by stride; equal strides (a size of 1 is involved) put the larger size outside."""
-    return magnitude(type_.stride[axis]), magnitude(type_.shape[axis])
-
-
 def is_dense(type_: TensorType) -> bool:
     """Whether every element has its own place and there are no gaps (PyTorch's non-overlapping and dense)."""
     expected: object = 1
-    for axis in sorted(range(type_.ndim), key=lambda axis: _size_order(type_, axis)):
+    for axis in dense_order(type_.shape, type_.stride):
         if type_.shape[axis] == 1:
             continue
         if type_.stride[axis] != expected:

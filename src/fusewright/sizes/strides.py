@@ -6,7 +6,7 @@ would be a guard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,22 @@ from fusewright.sizes.tensor_type import TensorType
 def magnitude(d: Dim) -> float:
     """A number that orders products of sizes as their values do when sizes are above 1: the degree first."""
     return float(d) if isinstance(d, int) else max(1e6 ** len(monomial) * count for monomial, count in d.terms)
+
+
+def dense_order(shape: Sequence[Dim], stride: Sequence[Dim]) -> list[int]:
+    """The dimensions of dense strides, the innermost first: of each the step is that of the one inside times its size.
+    Where a guard has made a number of a product of sizes, no step is that: the smallest number comes next. Equal steps
+    (a size of 1 is involved) put the larger size outside."""
+    left = sorted(range(len(shape)), key=lambda axis: (magnitude(stride[axis]), magnitude(shape[axis])))
+    order: list[int] = []
+    expected: Dim = 1
+    while left:
+        numbers = [axis for axis in left if isinstance(stride[axis], int)] if isinstance(expected, Expr) else []
+        axis = next((axis for axis in left if stride[axis] == expected), (numbers or left)[0])
+        left.remove(axis)
+        order.append(axis)
+        expected = stride[axis] * shape[axis]
+    return order
 
 
 def steps_along(index: Dim, strides: Iterable[Dim]) -> dict[Dim, Dim] | None:

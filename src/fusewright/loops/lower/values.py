@@ -8,7 +8,6 @@ stored.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
@@ -35,7 +34,7 @@ from fusewright.sizes.expressions import (
     substitute,
 )
 from fusewright.sizes.proofs import Given, prove
-from fusewright.sizes.strides import magnitude
+from fusewright.sizes.strides import dense_order
 from fusewright.sizes.tensor_type import TensorType
 
 Shape = tuple[Dim, ...]
@@ -239,21 +238,10 @@ def own_strides(type_: TensorType, graph: Graph) -> tuple[Dim, ...]:
 
 
 def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Dense strides with the order of dimensions of `stride` (of symbolic ones, the order that they have as a rule;
-    where a guard has made a number of a product of sizes, the order in which most strides come out as they are)."""
-    orders: list[Sequence[int]] = [sorted(range(len(shape)), key=lambda k: (-magnitude(stride[k]), k))]
-    numbers = [step for step in stride if isinstance(step, int)]
-    if len(numbers) < len(stride) <= 5 and 0 not in numbers and any(step > 1 for step in numbers):
-        orders += itertools.permutations(range(len(shape)))
-    made = [_dense_strides(shape, order) for order in orders]
-    return max(made, key=lambda strides: sum(one == other for one, other in zip(strides, stride)))
-
-
-def _dense_strides(shape: Shape, order: Sequence[int]) -> tuple[Dim, ...]:
-    """`order`: the dimensions, outermost first."""
+    """Dense strides with the order of dimensions of `stride` (of symbolic ones, the order that they have as a rule)."""
     result: list[Dim] = [1] * len(shape)
     running: Dim = 1
-    for k in reversed(order):
+    for k in dense_order(shape, stride):
         result[k] = running
         running = running * shape[k]
     return tuple(result)
