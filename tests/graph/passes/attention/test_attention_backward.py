@@ -93,3 +93,22 @@ def test_gradients_over_large_scores_are_as_good_as_eagers(features: int, causal
         for made, off in ((gradients(program, values, weights), eagers), (gradients(run, values, weights), ours)):
             off.append(sum(float((mine - truth).norm()) for mine, truth in zip(made, exact, strict=True)))
     assert max(ours) <= 2 * max(eagers) + 1e-6, (ours, eagers)
+
+
+def test_statistics_of_a_longer_attention_are_taken_as_they_are() -> None:
+    """Ring attention gives each part the result and the logarithms of sums of the whole."""
+    aten = torch.ops.aten
+    q, k, v, gradient = (torch.randn(2, 3, 12, 16) for _ in "1234")
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+
+    def parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: bool) -> list[torch.Tensor]:
+        found = []
+        for place in (slice(0, 5), slice(5, 12)):
+            key, value = k[:, :, place].contiguous(), v[:, :, place].contiguous()
+            made, total = aten._scaled_dot_product_flash_attention_for_cpu(q, key, value)
+            given = (made, total) if own else (out, logsumexp)
+            found += aten._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, key, value, *given, 0.0, False)
+        return found
+
+    for own in (False, True):
+        torch.testing.assert_close(fusewright.compile(parts, fullgraph=True)(q, k, v, own), parts(q, k, v, own))

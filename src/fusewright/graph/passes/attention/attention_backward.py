@@ -40,7 +40,7 @@ def _is_short(node: Node) -> bool:
     kinds: list[TensorType] = [
         one.meta["type"] for one in (gradient, query, key, value, out, logsumexp)  # type: ignore[union-attr]
     ]
-    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
+    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None or not _has_own_statistics(node):
         return False
     if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or any(
         kind.ndim != 4 for kind in kinds[:5]
@@ -57,6 +57,21 @@ def _is_short(node: Node) -> bool:
     )
     probabilities: Any = batch * heads * rows * columns
     return same and fits and kinds[5].dtype is torch.float32 and probabilities * 4 <= MOST_PROBABILITY_BYTES
+
+
+def _has_own_statistics(node: Node) -> bool:
+    """Whether the result and the logarithms of sums that it is given are those of its own scores: a part of a longer
+    attention (ring attention) has those of the whole."""
+    *_, out, logsumexp, dropout, causal = node.args
+    made: Any = out.args[0] if out.target is operator.getitem else None  # type: ignore[union-attr]
+    if made is None or made.target is not aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return False
+    if (logsumexp.target, logsumexp.args) != (operator.getitem, (made, 1)) or out.args[1] != 0:  # type: ignore[union-attr]
+        return False
+    given = [*made.args, *(0.0, False)[len(made.args) - 3 :]]
+    return given == [*node.args[1:4], dropout, causal] and all(
+        made.kwargs.get(name) == node.kwargs.get(name) for name in ("attn_mask", "scale")
+    )
 
 
 def _write_out(graph: torch.fx.Graph, node: Node) -> None:
