@@ -517,3 +517,17 @@ def test_fused_updates_are_captured_after_torch_compile_was_used() -> None:
         with counted(Compiled, Broken, Skipped) as events:
             fusewright.compile(optimizer.step)()
         assert events and all(isinstance(event, Compiled) for event in events)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_a_fused_update_of_different_dtypes_raises_as_eagers(name: str) -> None:
+    """As after `module.double()`: the states are floats still."""
+    module = nn.Linear(2, 2)
+    optimizer = getattr(torch.optim, name)(module.parameters(), fused=True, **({"momentum": 0.5} if name == "SGD" else {}))
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    module.double()
+    for run in (optimizer.step, fusewright.compile(optimizer.step)):
+        with pytest.raises(RuntimeError):
+            run()

@@ -97,6 +97,8 @@ def _operator(
         for index in range(len(lists["self"])):
             tensors = {name: value[index] for name, value in lists.items() if value}
             step = tensors.pop("state_steps", None)
+            if len({tensor.dtype for tensor in tensors.values()}) > 1:
+                raise GraphBreak("operator-failed", f"{func} of different dtypes, which PyTorch's kernels refuse")
             if step is not None:
                 step = recorder.dispatch(aten._to_copy.default, (step,), {"dtype": torch.float64})
             before = {name: _widened(recorder, tensor) for name, tensor in tensors.items()}
