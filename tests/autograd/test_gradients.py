@@ -771,3 +771,26 @@ def test_views_that_leave_may_be_written_to(name: str, backend: str) -> None:
         run(x).backward()
         found.append(x.grad)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 36, 1), (2, 4, 1, 36), (3, 4, 6, 6)])
+def test_of_a_batch_norm_whose_gradient_is_turned(shape: tuple[int, ...]) -> None:
+    """Compared with the formula: eager's own are of other elements, where images are one row or one column."""
+    head = torch.randn(144, 3)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, None, None, weight, bias, training=True)
+
+    def formula(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True)
+        return (x - mean) * (variance + 1e-5).rsqrt() * weight[:, None, None] + bias[:, None, None]
+
+    given = [torch.randn(shape), torch.randn(4), torch.randn(4)]
+    weights = torch.randn(shape[0], 3)
+    found = []
+    for one_of in (norm, formula):
+        run = lambda *a, one_of=one_of: one_of(*a).transpose(1, 3).flatten(1) @ head
+        run = fusewright.compile(run) if one_of is norm else run
+        leaves = [one.clone().requires_grad_() for one in given]
+        found.append(torch.autograd.grad((run(*leaves) * weights).sum(), leaves))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
