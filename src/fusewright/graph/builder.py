@@ -101,9 +101,12 @@ class Builder:
         """A copy of `node` laid out with the strides of `like` (same shape, dense and non-overlapping), if it is not
         already."""
         type_: TensorType = node.meta["type"]
-        order = dense_order(like.shape, like.stride)[::-1]
-        if same_strides(type_, like) or (is_dense(type_) and dense_order(type_.shape, type_.stride)[::-1] == order):
+        if same_strides(type_, like):
             return node
+        order = dense_order(like.shape, like.stride)
+        if is_dense(type_) and dense_order(type_.shape, type_.stride) == order:
+            return node  # a guard has made a number of a product of sizes
+        order.reverse()
         back = [order.index(axis) for axis in range(like.ndim)]
         moved = self.call(aten.permute.default, node, order)
         dense = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)

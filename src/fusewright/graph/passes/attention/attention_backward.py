@@ -36,37 +36,31 @@ def attention_backward(graph: torch.fx.Graph, context: PassContext) -> torch.fx.
 
 
 def _is_short(node: Node) -> bool:
-    gradient, query, key, value, out, logsumexp, dropout = node.args[:7]
-    kinds: list[TensorType] = [
-        one.meta["type"] for one in (gradient, query, key, value, out, logsumexp)  # type: ignore[union-attr]
-    ]
-    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None or not _has_own_statistics(node):
+    kinds: list[TensorType] = [one.meta["type"] for one in node.args[:4]]  # type: ignore[union-attr]
+    if node.args[6] != 0.0 or node.kwargs.get("attn_mask") is not None or not _has_own_statistics(node):
         return False
     if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or any(
-        kind.ndim != 4 for kind in kinds[:5]
+        kind.ndim != 4 for kind in kinds
     ):
         return False
     dtype = kinds[1].dtype
-    same = all(kind.dtype is dtype for kind in kinds[:5]) and dtype in (torch.float32, torch.bfloat16)
+    same = all(kind.dtype is dtype for kind in kinds) and dtype in (torch.float32, torch.bfloat16)
     batch, heads, rows, features = kinds[1].shape
     columns = kinds[2].shape[2]
-    fits = kinds[2].shape == kinds[3].shape == (batch, heads, columns, features) and kinds[5].shape == (
-        batch,
-        heads,
-        rows,
-    )
+    fits = kinds[2].shape == kinds[3].shape == (batch, heads, columns, features)
     probabilities: Any = batch * heads * rows * columns
-    return same and fits and kinds[5].dtype is torch.float32 and probabilities * 4 <= MOST_PROBABILITY_BYTES
+    return same and fits and probabilities * 4 <= MOST_PROBABILITY_BYTES
 
 
 def _has_own_statistics(node: Node) -> bool:
     """Whether the result and the logarithms of sums that it is given are those of its own scores: a part of a longer
     attention (ring attention) has those of the whole."""
     *_, out, logsumexp, dropout, causal = node.args
-    made: Any = out.args[0] if out.target is operator.getitem else None  # type: ignore[union-attr]
-    if made is None or made.target is not aten._scaled_dot_product_flash_attention_for_cpu.default:
+    made: Any = out.args[0] if out.target is operator.getitem else out  # type: ignore[union-attr]
+    reads = [(one.target, one.args) for one in (out, logsumexp)]  # type: ignore[union-attr]
+    if reads != [(operator.getitem, (made, place)) for place in range(2)]:
         return False
-    if (logsumexp.target, logsumexp.args) != (operator.getitem, (made, 1)) or out.args[1] != 0:  # type: ignore[union-attr]
+    if made.target is not aten._scaled_dot_product_flash_attention_for_cpu.default:
         return False
     given = [*made.args, *(0.0, False)[len(made.args) - 3 :]]
     return given == [*node.args[1:4], dropout, causal] and all(
