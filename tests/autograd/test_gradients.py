@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -771,6 +772,80 @@ def test_views_that_leave_may_be_written_to(name: str, backend: str) -> None:
         run(x).backward()
         found.append(x.grad)
     torch.testing.assert_close(*found)
+
+
+_through_rows = lambda x: x.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("norm", ["group", "batch", "instance", "batch in evaluation"])
+@pytest.mark.parametrize("place", ["in front", "between", "behind"])
+@pytest.mark.parametrize("shape", [(1, 4, 6, 6), (4, 4, 2, 18), (2, 4, 1, 36), (1, 1, 12, 12)])
+def test_of_norms_in_any_memory_format(
+    backend: str, dynamic: bool, norm: str, place: str, shape: tuple[int, ...]
+) -> None:
+    """PyTorch's kernels choose a format by the steps of single elements, too, and take it for that of both arguments.
+    Compared with the formulas."""
+    torch.manual_seed(3)
+    channels = shape[1]
+    groups = 2 if norm == "group" and channels > 1 else channels
+    image, kernel, head = torch.randn(shape), torch.randn(channels, channels, 3, 3), torch.randn(36, 5)
+    mean, variance = torch.randn(channels), torch.rand(channels) + 0.5
+
+    def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if norm == "group":
+            return F.group_norm(x, groups, weight, bias)
+        if norm == "instance":
+            return F.instance_norm(x, None, None, weight, bias)
+        return F.batch_norm(x, mean, variance, weight, bias, training=norm == "batch", momentum=0.0)
+
+    def formula(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if norm == "batch in evaluation":
+            scaled = (x - mean[:, None, None]) * (variance[:, None, None] + 1e-5).rsqrt()
+        else:
+            rows = x.reshape(1, channels, -1) if norm == "batch" else x.reshape(shape[0], groups, -1)
+            rows = x.transpose(0, 1).reshape(1, channels, -1) if norm == "batch" else rows
+            square, middle = torch.var_mean(rows, -1, correction=0, keepdim=True)
+            rows = (rows - middle) * (square + 1e-5).rsqrt()
+            whole = rows.reshape(channels, shape[0], *shape[2:]).transpose(0, 1) if norm == "batch" else rows
+            scaled = whole.reshape(shape)
+        return scaled * weight[:, None, None] + bias[:, None, None]
+
+    def network(x: torch.Tensor, kernel: torch.Tensor, *rest: torch.Tensor, norm: Callable[..., Any]) -> torch.Tensor:
+        x = _through_rows(x) if place == "in front" else x
+        x = F.conv_transpose2d(x, kernel, padding=1)
+        x = norm(_through_rows(x) if place == "between" else x, *rest)
+        return (_through_rows(x) if place == "behind" else x).reshape(shape[0], -1, 36) @ head
+
+    leaves = [image, kernel, torch.randn(channels), torch.randn(channels)]
+    for format_ in (torch.channels_last, torch.contiguous_format):
+        found = []
+        for run in (
+            fusewright.compile(partial(network, norm=normalised), backend=backend, dynamic=dynamic),
+            partial(network, norm=formula),
+        ):
+            given = [one.clone().contiguous(memory_format=format_) if one.ndim == 4 else one.clone() for one in leaves]
+            given = [one.requires_grad_() for one in given]
+            out = run(*given)
+            found.append(torch.autograd.grad((out * torch.arange(float(out.numel())).cos().view_as(out)).sum(), given))
+        torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4, 3, 4), (2, 4, 1, 1), (1, 4, 2, 3, 4)])
+def test_of_a_group_norms_parameters_alone(backend: str, dynamic: bool, shape: tuple[int, ...]) -> None:
+    """Over what is channels-last the kernel writes a gradient of the input that nobody asked for, and eager's process
+    dies."""
+    norm, x = nn.GroupNorm(2, 4), torch.randn(shape)
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    found = []
+    for run, given in ((norm, x), (fusewright.compile(norm, backend=backend, dynamic=dynamic), x.contiguous(memory_format=last))):
+        norm.zero_grad()
+        (run(given) * torch.arange(float(x.numel())).view(shape)).sum().backward()
+        found.append([one.grad for one in norm.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 36, 1), (2, 4, 1, 36), (3, 4, 6, 6)])

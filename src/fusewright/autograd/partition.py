@@ -9,8 +9,8 @@ the backward computes what the joint graph would have; only where a value comes 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence, Set
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from fusewright.operators.rules.views import NO_VIEW
 from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.strides import dense_order
 from fusewright.sizes.tensor_type import TensorType, symbols_in
 
 Node = torch.fx.Node
@@ -263,8 +264,7 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     for node in saved:
         if _may_have_gaps(node):
             places.append(~(joint.outputs + len(extra)))
-            row_major = {"memory_format": torch.contiguous_format}
-            extra.append(_after(forward, values[node], env, torch.ops.aten.clone.default, **row_major))
+            extra.append(_without_gaps(forward, values[node], env))
         elif node.op == "placeholder" and node not in written:
             places.append(position[node])
         elif node in returned and node.op != "placeholder":
@@ -385,18 +385,33 @@ def _sizes(backward: torch.fx.Graph, inputs: list[Node]) -> list[Node]:
     return [node for node in inputs if isinstance(node.meta.get("type"), Expr) and node.meta["type"] in used]
 
 
-def _after(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None, target: Any, **kwargs: Any) -> Node:
-    """target(node, ...), typed, in front of what the graph does at its end."""
+@contextmanager
+def _at_end(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Iterator[Builder]:
+    """A builder of what is made of `node` in front of what the graph does at its end."""
     build = Builder(graph, env)
     build.location = node.meta.get("location", ())
     first = next((other for other in graph.nodes if other.meta.get("epilogue")), None)
     with graph.inserting_before(first) if first is not None else nullcontext():
+        yield build
+
+
+def _after(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None, target: Any, **kwargs: Any) -> Node:
+    with _at_end(graph, node, env) as build:
         return build.call(target, node, **kwargs)
 
 
 def _copied(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Node:
     """A copy of what changes before the backward runs."""
     return _after(graph, node, env, torch.ops.aten.clone.default)
+
+
+def _without_gaps(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Node:
+    """A copy whose strides say that it is dense. Its dimensions lie in the same order: kernels read the gradient and
+    what was saved in one format."""
+    kind = node.meta["type"]
+    row_major = list(reversed(range(kind.ndim)))
+    with _at_end(graph, node, env) as build:
+        return build.densely(node, row_major if 0 in kind.stride else dense_order(kind.shape, kind.stride))
 
 
 def _needed(roots: set[Node], available: set[Node]) -> set[Node]:

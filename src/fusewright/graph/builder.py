@@ -106,9 +106,13 @@ class Builder:
         order = dense_order(like.shape, like.stride)
         if is_dense(type_) and dense_order(type_.shape, type_.stride) == order:
             return node  # a guard has made a number of a product of sizes
-        order.reverse()
-        back = [order.index(axis) for axis in range(like.ndim)]
-        moved = self.call(aten.permute.default, node, order)
+        return self.densely(node, order)
+
+    def densely(self, node: torch.fx.Node, order: Sequence[int]) -> torch.fx.Node:
+        """A copy of `node` without gaps, its dimensions in `order`, the innermost first."""
+        outer = list(reversed(order))
+        back = [outer.index(axis) for axis in range(len(outer))]
+        moved = self.call(aten.permute.default, node, outer)
         dense = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
         return self.call(aten.permute.default, dense, back)
 

@@ -23,6 +23,7 @@ from fusewright.operators import decompositions, messages
 from fusewright.operators.host_draws import HOST_DRAW
 from fusewright.operators.overlap import is_view_of
 from fusewright.operators.rules.collectives import NAMESPACE
+from fusewright.operators.rules.common import channels_last_strides
 from fusewright.record import data_sizes
 from fusewright.record.traced_tensor import TracedTensor, memory_root, move_metadata
 from fusewright.sizes.expressions import Relation
@@ -305,6 +306,33 @@ def _make_dual(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, o
     raise GraphBreak("inference-mode", "forward-mode derivatives under inference mode")
 
 
+def _batch_norm_backward(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    """With copies of what is channels-last but for the step of a dimension of one element: one check of PyTorch's CPU
+    kernel ignores that step and another does not, and elements are mixed up."""
+    plain = []
+    for tensor in args[:2]:
+        kind: TensorType = tensor.tensor_type
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(kind.ndim)
+        if kind.device.type == "cpu" and last is not None and 1 in kind.shape:
+            canonical = kind.stride == channels_last_strides(kind.shape)
+            if not canonical and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
+                tensor = recorder.dispatch(aten.clone.default, (tensor,), {"memory_format": last})
+        plain.append(tensor)
+    if all(one is given for one, given in zip(plain, args)):
+        return NotImplemented
+    return recorder.dispatch(aten.native_batch_norm_backward.default, (*plain, *args[2:]), kwargs)
+
+
+def _group_norm_backward(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    """With a gradient of the input: over what is channels-last PyTorch's CPU kernel writes it though none is asked
+    for, to no memory."""
+    input, wanted = args[1], args[-1]
+    if wanted[0] or input.device.type != "cpu" or input.ndim not in (4, 5):
+        return NotImplemented
+    operator = aten.native_group_norm_backward.default
+    return (None, *recorder.dispatch(operator, (*args[:-1], [True, *wanted[1:]]), kwargs)[1:])
+
+
 def _is_zero(value: object) -> bool:
     """Whether it is zeros without memory, or a view of them."""
     node = memory_root(value).node if isinstance(value, TracedTensor) else None
@@ -389,6 +417,8 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten._native_batch_norm_legit_no_training.default: lambda recorder, args, kwargs: recorder.dispatch(
         aten.native_batch_norm.default, (*args[:5], False, *args[5:]), kwargs
     ),
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_group_norm_backward.default: _group_norm_backward,
     # What PyTorch samples a grid by on a GPU is known by its general form alone: loops compute that, and its types are
     # known.
     aten.cudnn_grid_sampler.default: lambda recorder, args, kwargs: recorder.dispatch(

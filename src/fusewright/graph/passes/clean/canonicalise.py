@@ -18,7 +18,7 @@ from fusewright.graph.builder import Builder
 from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.schema import facts
-from fusewright.sizes.tensor_type import TensorType, same_strides
+from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 
@@ -84,14 +84,8 @@ def _type(node: object) -> TensorType | None:
 
 
 def _same(a: TensorType | None, b: TensorType | None) -> bool:
-    return (
-        a is not None
-        and b is not None
-        and a.shape == b.shape
-        and a.dtype == b.dtype
-        and a.device == b.device
-        and same_strides(a, b)
-    )
+    """With the strides of dimensions of one element: by them operators choose a memory format."""
+    return a is not None and b is not None and (a.dtype, a.device) == (b.dtype, b.device) and _strides_agree(a, b)
 
 
 def _nothing(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
@@ -218,7 +212,7 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def _strides_agree(a: TensorType, b: TensorType) -> bool:
-    return a.shape == b.shape and same_strides(a, b)
+    return (a.shape, a.stride) == (b.shape, b.stride)
 
 
 def _neutral(accepts: Callable[[object, bool], bool]) -> Rule:
