@@ -18,7 +18,7 @@ from tests.fuzz import module_layers as tables
 from tests.fuzz.session import AUTOCAST, errors_of
 from tests.fuzz.state import indent
 
-MOST, MOST_OF_IMAGES = 4, 7  # parts of a module
+MOST, MOST_OF_IMAGES = 4, 5  # parts of a module
 IMAGES = {"o": 1, "i": 4, "e": 8}  # channels
 
 
