@@ -18,7 +18,7 @@ from tests.fuzz import module_layers as tables
 from tests.fuzz.session import AUTOCAST, errors_of
 from tests.fuzz.state import indent
 
-MOST, MOST_OF_IMAGES = 4, 5  # parts of a module
+MOST = 4  # parts of a module
 IMAGES = {"o": 1, "i": 4, "e": 8}  # channels
 
 
@@ -130,7 +130,7 @@ class Draft:
         """The class of the module; the kind of its result is `last`, if given."""
         rng, kind = self.rng, self.kind
         init, body = ["super().__init__()", "self.calls = 0"], ["hidden = []"]
-        wanted = rng.randrange(1, (MOST_OF_IMAGES if kind in IMAGES else MOST) + 1) if self.only is None else 1
+        wanted = rng.randrange(1, MOST + 1) if self.only is None else 1
         end = last or ("v" if kind in IMAGES and rng.random() < 0.5 else None)
         for _ in range(12):
             possible = PARTS[kind]
@@ -314,7 +314,8 @@ def _steps(draft: Draft, call: str, size: int, plain: bool, training: bool) -> l
     grads, changing = (rng.random() < chance for chance in ((0.8, 0.4) if draft.kind in IMAGES else (0.6, 0.75)))
     all_of = draft.only.changes if draft.only else ()
     wanted = [draft.statement(training, change) for change in rng.sample(all_of, len(all_of))]
-    for number in range(1 + len(wanted) if wanted else rng.choice((3, 4, 5, 6))):
+    often = (2, 3, 4) if draft.kind in IMAGES else (3, 4, 5, 6)  # each size of an image may be compiled anew
+    for number in range(1 + len(wanted) if wanted else rng.choice(often)):
         lines: list[str] = []
         for _ in range(rng.choice((1, 1, 2)) if number and (changing or wanted) else 0):
             change = rng.choice(made) if made and rng.random() < 0.2 else draft.statement(training)
