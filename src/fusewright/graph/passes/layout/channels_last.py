@@ -21,7 +21,7 @@ from fusewright.graph.builder import Builder, argument_types
 from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.derive import derive
-from fusewright.operators.rules.common import channels_last_strides, is_surely_channels_last
+from fusewright.operators.rules.common import is_surely_channels_last
 from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, same_strides
 
