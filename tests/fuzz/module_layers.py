@@ -1,8 +1,9 @@
 """Tables of modules.py: layers, what a module does in its `forward` with what it holds, and how that changes between calls.
 
 In the texts $N is the name of a part of the module (`self.$N` inside, `$M` from outside), $L the constructor of any layer of
-the part's kind, $D one of the optimizers' dtypes, $V a number. Kinds of values: v (batch, 4), s (batch, 3, 4), c (batch, 4, 6), p (batch, 4,
-6, 6), w (batch, 4, 3, 4, 4), t token numbers (batch, 3), j a jagged nested tensor of rows of 4.
+the part's kind, $C the kind's number of channels, $V a number, $g whether an input has a gradient. Kinds of values: v (batch, 4),
+s (batch, 3, 4), c (batch, 4, 6), p (batch, 4, 6, 6), w (batch, 4, 3, 4, 4), t token numbers (batch, 3), j a jagged nested tensor of
+rows of 4; o i e images (batch, 1 | 4 | 8, $h, $w) of any size.
 """
 
 from __future__ import annotations
@@ -173,6 +174,13 @@ c: InstanceNorm1d(4, affine=True, track_running_stats=True) | InstanceNorm1d(4) 
 p: Conv2d(4, 4, 3, padding=1) | Conv2d(4, 4, 1) | Conv2d(4, 4, 3, padding=1, groups=4) | Conv2d(4, 4, 3, padding='same', padding_mode='reflect') | ConvTranspose2d(4, 4, 3, padding=1) | LazyConv2d(4, 1)
 p: BatchNorm2d(4) | BatchNorm2d(4, momentum=None) | InstanceNorm2d(4, track_running_stats=True) | MaxPool2d(3, 1, 1) | AvgPool2d(3, 1, 1, count_include_pad=False) | Dropout2d(0.5) | AdaptiveAvgPool2d(6) | LocalResponseNorm(2)
 p: Sequential(nn.PixelShuffle(2), nn.PixelUnshuffle(2)) | Sequential(nn.Upsample(scale_factor=2), nn.AvgPool2d(2)) | Sequential(nn.Upsample(size=(8, 8), mode='bilinear'), nn.MaxPool2d(3, 1)) | Sequential(nn.Conv2d(4, 4, 3, 1, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+o i e: Conv2d($C, $C, 3, padding=1) | Conv2d($C, $C, 1) | Conv2d($C, $C, 3, padding=1, groups=$C) | Conv2d($C, $C, 3, 2, 1) | Conv2d($C, $C, 3, dilation=2, padding=2, bias=False) | Conv2d($C, $C, (1, 3), padding=(0, 1)) | Conv2d($C, $C, 2, padding=1) | Conv2d($C, $C, 3, padding='same', padding_mode='circular') | Conv2d($C, $C, (3, 1), (2, 1), padding=1, padding_mode='replicate')
+o i e: ConvTranspose2d($C, $C, 3, padding=1) | ConvTranspose2d($C, $C, 2, 2) | ConvTranspose2d($C, $C, 3, 2, 1, 1, groups=$C, bias=False) | Sequential(nn.Conv2d($C, $C, 3, 1, 1), nn.BatchNorm2d($C), nn.ReLU(inplace=True)) | Sequential(nn.BatchNorm2d($C), nn.SiLU(), nn.Conv2d($C, $C, 1)) | Sequential(nn.Conv2d($C, $C, 3, 1, 1), nn.GroupNorm(1, $C), nn.GELU())
+o i e: BatchNorm2d($C) | BatchNorm2d($C) | BatchNorm2d($C, affine=False) | BatchNorm2d($C, momentum=None) | BatchNorm2d($C, track_running_stats=False) | InstanceNorm2d($C) | InstanceNorm2d($C, affine=True) | InstanceNorm2d($C, affine=True, track_running_stats=True) | GroupNorm(1, $C) | GroupNorm(1, $C) | GroupNorm($C, $C) | GroupNorm($C, $C, affine=False)
+o i e: MaxPool2d(3, 1, 1) | MaxPool2d(2, ceil_mode=True) | MaxPool2d(3, 2, 1) | AvgPool2d(3, 1, 1) | AvgPool2d(2, ceil_mode=True) | AvgPool2d((1, 2), ceil_mode=True, divisor_override=3) | AvgPool2d(3, 2, 1, count_include_pad=False) | AdaptiveAvgPool2d((3, 2)) | AdaptiveAvgPool2d(1) | AdaptiveAvgPool2d((None, 4)) | AdaptiveMaxPool2d((2, None)) | LPPool2d(2, 2, ceil_mode=True)
+o i e: Upsample(scale_factor=2) | Upsample(scale_factor=2, mode='bilinear') | Upsample(size=(3, 5), mode='bicubic') | Upsample(scale_factor=1.5, mode='bilinear', align_corners=True) | Upsample(size=(4, 3), mode='nearest-exact') | ReplicationPad2d(1) | ReflectionPad2d((1, 0, 0, 1)) | CircularPad2d((0, 1, 1, 0)) | ZeroPad2d((1, 0, -1, 2)) | ConstantPad2d(1, 0.5) | Dropout2d(0.5) | Dropout(0.25) | FeatureAlphaDropout(0.5)
+o i e: ReLU() | ReLU(inplace=True) | SiLU() | GELU() | Hardswish() | Softmax(1) | LogSoftmax(1) | PReLU($C) | LocalResponseNorm(2) | Tanh() | Sequential(nn.AdaptiveAvgPool2d((2, 3)), nn.LayerNorm(($C, 2, 3))) | Sequential(nn.AdaptiveMaxPool2d((3, 1)), nn.LayerNorm((3, 1)))
+i e: GroupNorm(2, $C) | GroupNorm(2, $C) | ChannelShuffle(2) | Conv2d($C, $C, 3, padding=1, groups=2) | ConvTranspose2d($C, $C, 3, 1, 1, groups=2) | Sequential(nn.PixelShuffle(2), nn.PixelUnshuffle(2))
 w: Conv3d(4, 4, 3, padding=1) | Conv3d(4, 4, 1, groups=2) | BatchNorm3d(4) | MaxPool3d(3, 1, 1) | AvgPool3d(3, 1, 1) | Dropout3d(0.5) | InstanceNorm3d(4) | ConvTranspose3d(4, 4, 1) | ReLU()
 """
 
@@ -320,6 +328,60 @@ PARTS: tuple[Part, ...] = (
     Part("p>p", "self.$N = nn.Conv2d(4, 4, 3, padding=1)", "x = self.$N(x.contiguous(memory_format=torch.channels_last))", ("$M.to(memory_format=torch.channels_last)", "$M.weight.data.mul_(0.5)", "$M.padding = (1, 1); $M.padding_mode = 'circular'", "$M.groups = 2", "$M.bias = None")),
     Part("p>p", "self.$N = nn.Conv2d(4, 4, 3, padding=1); self.norm$N = nn.BatchNorm2d(4)", "x = F.relu_(self.norm$N(self.$N(x)))", ("torch.nn.utils.fusion.fuse_conv_bn_eval($M.eval(), m.norm$N.eval())", "m.eval(); $M = torch.nn.utils.fuse_conv_bn_eval($M, m.norm$N); m.norm$N = nn.Identity()", "m.norm$N.running_var.fill_(2)")),
     Part("w>v", "self.$N = nn.AdaptiveMaxPool3d(1)", "x = self.$N(x).flatten(1)"),
+    # images of any size
+    *(Part(f"{kind}>{kind}", made, changes=changes) for kind in "oie" for made, changes in (
+        *[("self.$N = $L", OF_HOOKS[:6])] * 6,
+        ("self.$N = Residual($L)", ()),
+        ("self.$N = nn.Sequential($L, $L)", LIST),
+        ("self.$N = nn.Sequential($L, $L, $L)", ()),
+        ("self.$N = nn.BatchNorm2d($C)", OF_NORM[:7]),
+        ("self.$N = nn.Conv2d($C, $C, 3, padding=1)", ("$M.to(memory_format=torch.channels_last)", "$M.weight.data = $M.weight.data.transpose(2, 3)", "$M.padding = (0, 2)", "$M.stride = (2, 1)", "$M.bias = None", "$M.requires_grad_(False)")),
+    )),
+    *(Part(f"{kind}>{kind}", init, call) for kind in "oie" for init, call in (
+        ("self.$N = nn.Linear($C, $C)", "x = self.$N(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)"),
+        ("self.$N = nn.LayerNorm($C)", "x = self.$N(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)"),
+        ("self.$N = nn.Sequential(nn.LayerNorm($C), nn.Linear($C, 8), nn.GELU(), nn.Linear(8, $C))", "x = x + self.$N(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)"),
+        ("self.$N = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d($C, 2, 1), nn.ReLU(), nn.Conv2d(2, $C, 1), nn.Sigmoid())", "x = x * self.$N(x)"),
+        ("self.$N = nn.Conv2d(2, 1, 3, padding=1)", "x = x * self.$N(torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)).sigmoid()"),
+        ("self.$N = $L; self.gain$N = nn.Parameter(torch.full(($C, 1, 1), 0.5))", "x = x + self.gain$N * self.$N(x)"),
+        ("self.$N = nn.MultiheadAttention($C, 1, batch_first=True)", "q = x.flatten(2).mT\nx = self.$N(q, q, q, need_weights=False)[0].mT.reshape(x.shape)"),
+    )),
+    *(Part(kinds, "pass" if made is None else f"self.$N = {made}", call) for kinds, made, call in (
+        ("o>i", "nn.Conv2d(1, 4, 3, padding=1)", "x = self.$N(x)"),
+        ("o>i", None, "x = x.expand(-1, 4, -1, -1)"),
+        ("o>i", None, "x = F.pixel_unshuffle(F.pad(x, (0, x.shape[3] % 2, x.shape[2] % 2, 0)), 2)"),
+        ("o>e", "nn.Conv2d(1, 8, 2, 2, 1, bias=False)", "x = self.$N(x)"),
+        ("i>o", "nn.Conv2d(4, 1, 1)", "x = self.$N(x)"),
+        ("i>o", None, "x = x.mean(1, keepdim=True)"),
+        ("i>o", None, "x = F.pixel_shuffle(x, 2)"),
+        ("i>o", None, "x = x.reshape(x.shape[0], 1, -1, x.shape[3])"),
+        ("i>e", "nn.Conv2d(4, 8, 3, 2, 1)", "x = self.$N(x)"),
+        ("i>e", None, "x = torch.cat([x, x.flip(3)], 1)"),
+        ("i>e", None, "x = torch.stack([x, x.relu()], 2).flatten(1, 2)"),
+        ("e>i", "nn.ConvTranspose2d(8, 4, 2, 2)", "x = self.$N(x)"),
+        ("e>i", "nn.Conv2d(8, 4, 1, groups=4)", "x = self.$N(x)"),
+        ("e>i", None, "x = F.glu(x, 1)"),
+        ("e>i", None, "x = x[:, ::2]"),
+        ("e>i", None, "a, b = x.chunk(2, 1)\nx = a * b.sigmoid()"),
+        ("e>o", None, "x = x.amax(1, keepdim=True)"),
+        ("e>o", None, "x = torch.logsumexp(x, 1, keepdim=True)"),
+        ("i>p", None, "x = F.interpolate(x, (6, 6), mode='bilinear')"),
+        ("p>i", None, "x = x[:, :, 1:, ::2]"),
+        ("i>s", "nn.Conv2d(4, 4, 2, 2, 1)", "x = self.$N(x).flatten(2).transpose(1, 2)"),
+    )),
+    *(Part(f"{kind}>v", "pass" if made is None else f"self.$N = {made}", call) for kind in "oie" for made, call in (
+        ("nn.Linear($C, 4)", "x = self.$N(x.permute(0, 2, 3, 1)).sum((1, 2))"),
+        ("nn.Parameter(torch.ones($C, 4))", "n = x.shape[0]\nx = (x.permute(0, 2, 3, 1).reshape(-1, $C) @ self.$N).reshape(n, -1, 4).mean(1)"),
+        ("nn.Linear($C, 4)", "x = self.$N(x.reshape(x.shape[0], $C, -1).sum(-1))"),
+        ("nn.Linear($C, 4)", "x = self.$N(x.amax((2, 3)))"),
+        ("nn.Linear($C, 4)", "x = self.$N(x.mean(3).transpose(1, 2)).mean(1)"),
+        ("nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear($C, 4))", "x = self.$N(x)"),
+        ("nn.Sequential(nn.AdaptiveMaxPool2d((2, 1)), nn.Flatten(), nn.Linear(2 * $C, 4))", "x = self.$N(x)"),
+        ("nn.Sequential(nn.BatchNorm2d($C), nn.ReLU(), nn.AdaptiveAvgPool2d((1, 2)), nn.Flatten(), nn.Linear(2 * $C, 4))", "x = self.$N(x)"),
+        ("nn.Sequential(nn.Flatten(), nn.LazyLinear(4))", "x = self.$N(x)"),
+        (None, "x = x.flatten(2).sum(2)[:, :1] * torch.arange(4)"),
+        (None, "x = x.transpose(1, 3).flatten(1).cumsum(1)[:, -1:].expand(-1, 4)"),
+    )),
     Part("j>j", "self.$N = nn.Linear(4, 4)", changes=OF_LINEAR[:4]),
     Part("j>j", "self.$N = nn.LayerNorm(4)", "x = F.relu(self.$N(x)) * 2"),
     Part("j>j", "self.$N = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Dropout(0.0))"),
@@ -336,6 +398,17 @@ x = x * flag if flag is not None else x | x = x.float() if x.dtype is f64 else x
 x = x + torch.rand_like(x) * 0.25 | x = x[torch.arange(x.shape[0])] | x = x * self.factor | x = F.gelu(x) * torch.is_grad_enabled() | x = torch.where(x > 0, x, x * 0.25) | fusewright.graph_break() | x = x * (x.detach().mean() > 0)
 assert x.shape[-1] == 4, f'{x.shape}' | x = x.to(next(self.parameters()).dtype) if list(self.parameters()) else x | x = x * 3 if x.shape[0] > 2 else x | print(x.shape) | x = x.requires_grad_() if x.is_leaf else x
 """
+# Between parts of images.
+BETWEEN_IMAGES = """
+x = x.transpose(2, 3) | x = x.transpose(2, 3).contiguous() | x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) | x = x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, $C).transpose(1, 2).reshape(x.shape) | x = x.contiguous() | x = x.contiguous(memory_format=torch.channels_last)
+x = x.to(memory_format=torch.channels_last) | x = x.clone(memory_format=torch.channels_last) | x = x.flatten(2).transpose(1, 2).unflatten(1, x.shape[2:]).movedim(3, 1) | x = x.reshape(x.shape[0], $C, -1).transpose(1, 2).contiguous().view(x.shape) | x = x.transpose(0, 1).reshape(x.shape) | x = x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+x = F.layer_norm(x, x.shape[1:]) | x = F.layer_norm(x, x.shape[-1:]) | x = F.layer_norm(x.permute(0, 2, 3, 1), ($C,)).permute(0, 3, 1, 2) | x = F.group_norm(x, 1) | x = F.instance_norm(x) | x = F.normalize(x, dim=1) | x = x / (x.std((1, 2, 3), keepdim=True, correction=0) + 1) | x = x.flatten(2).softmax(-1).reshape(x.shape) | x = x.softmax(1)
+x = x * x.mean((2, 3), keepdim=True) | x = x + x.amax(1, keepdim=True) | x = x - x.amin((2, 3), keepdim=True) | x = x * x.mean((2, 3), keepdim=True).sigmoid() | x = x + x.sum(3, keepdim=True) * 0.25 | x = x + x.flip(3) | x = torch.roll(x, (1, 1), (2, 3)) | x = x.cumsum(3) * 0.25 | x = x.mul_(0.5) | x = torch.cat([x, x * 0.5], 3) | x = x + x.mean((0, 2, 3), keepdim=True)
+x = F.pad(x, (1, 0, 0, 1)) | x = F.pad(x, (1, 1, 1, 1), mode='replicate') | x = F.pad(x, (1, 1, 0, 0), mode='circular') | x = F.pad(x, (1, 0, 1, 0), mode='reflect') | x = x[:, :, ::2] | x = x[..., :1] | x = x[:, :, -1:] | x = x[:1] | x = x[..., None].expand(-1, -1, -1, -1, 2).flatten(3) | x = x.narrow(3, 0, 1).expand(x.shape) | x = x.repeat(1, 1, 1, 2)
+x = F.fold(F.unfold(x, 3, padding=1), x.shape[2:], 3, padding=1) * 0.125 | x = x.unfold(2, 2, 1).amax(-1) | x = x.unfold(3, 1, 2).flatten(3) | x = F.grid_sample(x, F.affine_grid(torch.eye(2, 3).expand(x.shape[0], 2, 3).to(x) * 0.5, x.shape, align_corners=False), align_corners=False) | x = F.interpolate(x, scale_factor=0.5, recompute_scale_factor=True) | x = F.interpolate(x, (4, 5), mode='area')
+x = F.interpolate(x, size=[n + 1 for n in x.shape[2:]], mode='bilinear') | x = F.max_pool2d(x, x.shape[2:]) | x = F.avg_pool2d(x, (1, x.shape[3])) | x = x @ x.mT.softmax(-1) | x = torch.einsum('nchw,nchv->ncwv', x, x).softmax(-1) | x = F.scaled_dot_product_attention(x, x, x) | q = x.flatten(2).mT; x = F.scaled_dot_product_attention(q, q, q).mT.reshape(x.shape)
+hidden.append(x) | x = x + hidden[-1] if hidden and hidden[-1].shape == x.shape else x | x = x + F.interpolate(hidden[0], x.shape[2:]) if hidden and hidden[0].shape[:2] == x.shape[:2] else x | x = x.relu() | x = x.tanh() | x = F.gelu(x) * 0.5 | x = F.dropout(x, 0.5, self.training) | x = F.dropout2d(x, 0.25, self.training) | x = torch.empty_like(x).copy_(x) | x = torch.where(x > 0, x, x * 0.25) | fusewright.graph_break()
+"""
 RETURNS = """
 x | x | x | x | x, hidden | {'logits': x, 'hidden': hidden} | Result(x, hidden) | Result(x) | Named(x, hidden) | Output(logits=x, hidden=tuple(hidden)) | Output(logits=x) | (x, self.calls) | [x, None, *hidden] | Plain(x=x)
 {'x': x, 'n': x.shape[0], 'self': self} | x, x.detach(), x.sum() | types.SimpleNamespace(x=x, dtype=x.dtype)
@@ -344,7 +417,10 @@ INPUTS = {
     "v": "made(($b, 4), f32, $s) | made(($b, 4), f32, $s) | made(($b, 4), f32, $s, grad=True) | made((4, $b), f32, $s).t() | made(($b, 8), f32, $s)[:, ::2] | made((1, 4), f32, $s).expand($b, 4) | made(($b, 4), f64, $s) | made(($b, 4), bf16, $s) | made((4,), f32, $s)",
     "s": "made(($b, 3, 4), f32, $s) | made(($b, 3, 4), f32, $s) | made(($b, 3, 4), f32, $s, grad=True) | made((3, $b, 4), f32, $s).transpose(0, 1) | made(($b, 5, 4), f32, $s) | made(($b, 3, 4), bf16, $s)",
     "c": "made(($b, 4, 6), f32, $s) | made(($b, 4, 6), f32, $s, grad=True) | made(($b, 6, 4), f32, $s).transpose(1, 2)",
-    "p": "made(($b, 4, 6, 6), f32, $s) | made(($b, 4, 6, 6), f32, $s, grad=True) | made(($b, 4, 6, 6), f32, $s).contiguous(memory_format=torch.channels_last) | made(($b, 6, 6, 4), f32, $s).permute(0, 3, 1, 2)",
+    "p": "made(($b, 4, 6, 6), f32, $s) | made(($b, 4, 6, 6), f32, $s, grad=True) | made(($b, 4, 6, 6), f32, $s$g).contiguous(memory_format=torch.channels_last) | made(($b, 6, 6, 4), f32, $s$g).permute(0, 3, 1, 2)",
+    **{kind: f"made(($b, {n}, $h, $w), f32, $s$g) | made(($b, {n}, $h, $w), f32, $s$g).contiguous(memory_format=torch.channels_last) | made(($b, $h, $w, {n}), f32, $s$g).permute(0, 3, 1, 2) | made(($b, {n}, $w, $h), f32, $s$g).mT | made(($b, {n}, $h, 2 * $w), f32, $s$g)[..., ::2] | made(({n}, $b, $h, $w), f32, $s$g).transpose(0, 1)"
+       f" | made(($b, {n + 3}, $h, $w), f32, $s$g)[:, 1:-2] | made(($b, $h, 2 * $w, {n}), f32, $s$g).permute(0, 3, 1, 2)[..., 1::2] | made((1, {n}, $h, $w), f32, $s$g).expand($b, -1, -1, -1) | made(($b, {n}, $h, 1), f32, $s$g).expand(-1, -1, -1, $w) | made(($b, {n}, $h, $w), f64, $s$g) | made(($b, {n}, $h, $w), bf16, $s$g)"
+       for kind, n in (("o", 1), ("i", 4), ("e", 8))},
     "w": "made(($b, 4, 3, 4, 4), f32, $s) | made(($b, 4, 3, 4, 4), f32, $s, grad=True)",
     "t": "made(($b, 3), i64, $s).abs().clamp(max=8) | made(($b, 3), i64, $s).abs().clamp(max=8) | made(($b, 3), i32, $s).abs().clamp(max=8) | made(($b, 3), i64, $s).abs()",
     "j": "torch.nested.as_nested_tensor([made((n + 1, 4), f32, $s + n) for n in range(1 + $b)], layout=torch.jagged)",

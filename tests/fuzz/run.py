@@ -28,7 +28,13 @@ from tests.fuzz import modules, python, state, tensors
 from tests.fuzz.session import Finding, World, errors_of, examine, printed, steps_of
 
 SLOWEST = 120.0  # seconds that one program may take, its shrinking included
-GENERATORS = {"tensors": tensors.program, "python": python.program, "state": state.program, "modules": modules.program}
+GENERATORS = {
+    "tensors": tensors.program,
+    "python": python.program,
+    "state": state.program,
+    "modules": modules.program,
+    "images": modules.images,  # those of modules that take images
+}
 SIMPLER = (
     (r"^SETTINGS = .+$", "SETTINGS = {}"),
     (r"(made\([^=]*?\)(?:, \w+)*[^()]*\)).+$", r"\1"),

@@ -142,7 +142,7 @@ def test_a_program_is_one_that_runs_and_does_not_diverge(monkeypatch: pytest.Mon
     assert session.errors_of(GROWS.replace("$by", "math.nan"), largest=1e4) == 0
     assert session.errors_of(GROWS.replace("$by", "9e3"), largest=1e4) is None
     for drawn in ("x = 1 / 0", GROWS.replace("$by", "math.inf")):
-        monkeypatch.setattr(modules, "_drawn", lambda rng, only, drawn=drawn: drawn)
+        monkeypatch.setattr(modules, "_drawn", lambda rng, only, kinds, drawn=drawn: drawn)
         text = modules.program(3)
         assert session.errors_of(text) == 0 and session.examine(text) is None
         assert text == modules.program(3) != modules.program(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Callable
@@ -84,6 +85,28 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
 def test_refused(name: str) -> None:
     function, x = REFUSED[name]
     assert run_case(Case(name, lambda transform: transform(lambda x: function(x)), (x,), {})).kind == "same error"
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (4,), (2, 2, 3, 4)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_linear_layer_whose_bias_has_another_dtype(
+    backend: str, dtype: torch.dtype, shape: tuple[int, ...], autocast: bool
+) -> None:
+    """Eager adds it in place to a product that is apart, as that of what is turned."""
+    x, weight = torch.arange(96.0)[: 4 * math.prod(shape[:-1])].view(4, *shape[:-1]).movedim(0, -1) / 7, torch.ones(3, 4) / 3
+    found = []
+    for run in (F.linear, fusewright.compile(F.linear, backend=backend)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            try:
+                found.append(run(x, weight, torch.full((3,), 3, dtype=dtype)))
+            except RuntimeError as error:
+                found.append(type(error))
+    if isinstance(found[0], type):
+        assert found[1] is found[0]
+    else:
+        torch.testing.assert_close(found[1], found[0])
 
 
 WRITTEN: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from fusewright.base.pytorch import functional as F, torch
+from fusewright.base.pytorch import functional as F, methods, torch
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.eager_dtypes import disagreement
 from fusewright.sizes.interfaces import Recorder
@@ -48,6 +48,18 @@ def _max_pool1d(
     return call(torch.clone, (call(function, args, kwargs),), {"memory_format": torch.contiguous_format})
 
 
+def _linear(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where the product is apart, eager adds the bias to it in place, so that it keeps its dtype; to what is traced it
+    adds it out of place."""
+    given = dict(zip(("input", "weight", "bias"), args)) | kwargs
+    x, weight, bias = (given.get(name) for name in ("input", "weight", "bias"))
+    if not isinstance(bias, torch.Tensor) or not isinstance(x, torch.Tensor) or bias.dtype == x.dtype:
+        return None
+    made = call(F.linear, (x, weight, bias), {})
+    product = call(F.linear, (x, weight), {})  # of which nothing is left if that is not so
+    return made if made.dtype == product.dtype else call(methods.add_, (product, bias), {})
+
+
 def _of_classes(
     operator: OpOverload,
     others: tuple[Any, ...],
@@ -63,6 +75,7 @@ def _of_classes(
 _multi_margin = partial(_of_classes, aten.multi_margin_loss.default, ())
 _multilabel_margin = partial(_of_classes, aten.multilabel_margin_loss_forward.default, (0,))  # with no reduction
 EAGER_KERNELS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
     **{function: partial(_max_pool1d, function) for function in (F.max_pool1d, torch.max_pool1d)},
     F.multi_margin_loss: _multi_margin,
     torch._C._nn.multi_margin_loss: _multi_margin,

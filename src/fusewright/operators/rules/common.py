@@ -274,6 +274,13 @@ def suggests_channels_last(t: TensorType) -> bool:
     return True
 
 
+def is_surely_channels_last(t: TensorType) -> bool:
+    """Whether `suggests_channels_last` holds for whatever symbolic sizes and steps stand for."""
+    if all(isinstance(number, int) for number in (*t.shape, *t.stride)):
+        return suggests_channels_last(t)
+    return t.stride == channels_last_strides(t.shape)
+
+
 def convolves_channels_last(input: TensorType, weight: TensorType) -> bool:
     """Whether a convolution computes in channels-last format, where it has the choice: an argument suggests so. One
     over a line is one over images of a single row, and copies an input that is not contiguous."""

@@ -118,3 +118,20 @@ def test_images_of_one_channel(dynamic: bool, channels_last: bool) -> None:
         x = x.contiguous(memory_format=torch.channels_last)
     got = fusewright.compile(net, fullgraph=True, dynamic=dynamic)(x, mask)
     torch.testing.assert_close(got, net(x, mask), check_stride=True)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_images_of_known_sizes_and_unknown_steps(grad: bool) -> None:
+    """Whether they are channels-last is not known before the call."""
+    conv = nn.Conv2d(4, 4, 3, padding=1).to(torch.bfloat16)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return conv(x[:2, :, -2:, :2]).relu()
+
+    compiled = fusewright.compile(function, dynamic=True)
+    for rows, columns in ((3, 2), (3, 3), (5, 4)):
+        for x in (torch.randn(2, 4, rows, columns), torch.randn(2, rows, columns, 4).permute(0, 3, 1, 2)):
+            with torch.set_grad_enabled(grad):
+                expected, got = function(x.bfloat16()), compiled(x.bfloat16())
+            torch.testing.assert_close(got, expected)
+            assert got.stride() == expected.stride()

@@ -21,7 +21,7 @@ from fusewright.graph.builder import Builder, argument_types
 from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.derive import derive
-from fusewright.operators.rules.common import channels_last_strides, suggests_channels_last
+from fusewright.operators.rules.common import is_surely_channels_last
 from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, same_strides
 
@@ -76,13 +76,6 @@ def _wants_channels_last(node: Node, joint: bool) -> bool:
     return kind.ndim == 4 and place and not node.args[6] and all(isinstance(d, int) for d in static)
 
 
-def _is_channels_last(type_: TensorType) -> bool:
-    """Whether operators take the type to be channels-last; of symbolic sizes, whether it is so for any size."""
-    if all(isinstance(d, int) for d in type_.shape):
-        return suggests_channels_last(type_)
-    return type_.stride == channels_last_strides(type_.shape)
-
-
 def _shape(node: Node) -> tuple[Any, ...]:
     kind = node.meta.get("type")
     return kind.shape if isinstance(kind, TensorType) else ()
@@ -127,7 +120,7 @@ class _Layout:
 
     def channels_last(self, node: Node, reader: Node) -> Node:
         """`node` in channels-last format, in front of `reader`."""
-        if _is_channels_last(node.meta["type"]):
+        if is_surely_channels_last(node.meta["type"]):
             return node
         found = self.converted.get(node)
         if found is None:
@@ -168,7 +161,7 @@ class _Layout:
         if input in self.converted:  # the forward reads the copy
             input = self.converted[input]  # type: ignore[index]
             node.update_arg(1, input)
-        if any(_is_channels_last(one.meta["type"]) for one in (input, weight)):  # type: ignore[union-attr]
+        if any(is_surely_channels_last(one.meta["type"]) for one in (input, weight)):  # type: ignore[union-attr]
             node.update_arg(0, self.channels_last(gradient, node))  # type: ignore[arg-type]
         self.retype(node)
 
@@ -176,7 +169,7 @@ class _Layout:
         """Arguments of a pointwise operator that are as large as its result all become channels-last where one of them
         is, so that the result is too: what is contiguous would win over it."""
         whole = [one for one in node.all_input_nodes if _shape(one) == _shape(node) and len(_shape(node)) == 4]
-        if any(one in self.original and _is_channels_last(one.meta["type"]) for one in whole):
+        if any(one in self.original and is_surely_channels_last(one.meta["type"]) for one in whole):
             for one in whole:
                 node.replace_input_with(one, self.channels_last(one, node))
 

@@ -19,7 +19,7 @@ import torch.fx
 from fusewright.base.thresholds import MATRICES, MOST_KEPT_BYTES
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.context import PassContext
-from fusewright.operators.rules.common import suggests_channels_last
+from fusewright.operators.rules.common import is_surely_channels_last
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def _is_dear(node: Node) -> bool:
     if not wanted[1] or node.args[7] or kinds[1].ndim != 4 or kinds[1].device.type != "cpu":
         return False
     sizes = (*kinds[0].shape, *kinds[1].shape, *kinds[2].shape)
-    if not all(isinstance(size, int) and size > 0 for size in sizes) or not suggests_channels_last(kinds[1]):
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or not is_surely_channels_last(kinds[1]):
         return False
     channels, _, height, width = kinds[2].shape
     if node.args[9] != channels or kinds[1].shape[1] != channels:
