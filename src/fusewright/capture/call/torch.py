@@ -431,7 +431,8 @@ def _original(tracer: Tracer, args: Args) -> Any:
 
 def _follow_class(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
     """The class of a module that stands for another one is as it shall be before anything is captured of it."""
-    if _original(tracer, args) is not None and args[0]._fusewright_follow():
+    _original(tracer, args)  # its class is guarded
+    if args[0]._fusewright_follow():
         raise Retry()
     return False
 
@@ -447,10 +448,8 @@ def _nothing(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    module, reason = args[0]._fusewright_original, args[0]._fusewright_reason
-    raise GraphBreak(
-        "disabled-function", f"a {type(module).__qualname__} ({reason})" if reason else f"a {type(module).__qualname__}"
-    )
+    name, reason = type(args[0]._fusewright_original).__qualname__, args[0]._fusewright_reason
+    raise GraphBreak("disabled-function", f"a {name} ({reason})" if reason else f"a {name}")
 
 
 # By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
