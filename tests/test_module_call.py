@@ -335,6 +335,19 @@ def test_a_parametrization_that_comes_later_is_seen(on: str) -> None:
         compiled.no_such_thing
 
 
+@pytest.mark.parametrize("how", [fusewright.compile, fusewright.disable])
+def test_a_lazy_module_takes_another_class_at_its_first_call(how: Callable[..., Any]) -> None:
+    plain, compiled = nn.LazyLinear(2), how(nn.LazyLinear(2))
+    plain(X), compiled(X)
+    assert isinstance(compiled, nn.Linear) and not isinstance(compiled, nn.LazyLinear)
+    cls = type(compiled)
+    names = cls.__name__, cls.__qualname__, cls.__module__, cls.__doc__
+    assert names == (nn.Linear.__name__, nn.Linear.__qualname__, nn.Linear.__module__, nn.Linear.__doc__)
+    assert type(cls(3, 5)) is nn.Linear and cls not in nn.LazyLinear.__subclasses__()
+    compiled.load_state_dict(plain.state_dict())
+    same(plain, compiled, X)
+
+
 def test_compiled_code_sees_a_parametrization_of_a_compiled_module() -> None:
     net = nn.Linear(4, 4)
     inner = fusewright.compile(net)

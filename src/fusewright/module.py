@@ -92,7 +92,7 @@ class ModuleCaller:
     def _beside_hooks(self, forward: types.FunctionType) -> Any:
         """The module with a compiled `forward`, for a call that runs its hooks as they are."""
         known = self._hooked
-        if known is None or known._fusewright_forward[0] is not forward or known._fusewright_outdated():
+        if known is None or known._fusewright_forward[0] is not forward or known._fusewright_follow():
             pair = (forward, self.wrap(forward))
             known = self._hooked = _twin(
                 self.module, HookedModuleBase, _fusewright_original=self.module, _fusewright_forward=pair
@@ -129,13 +129,17 @@ def _communicates(module: torch.nn.Module) -> bool:
     )
 
 
+_BASES: Any = vars(type)["__bases__"]
+_OF_CLASS = ("__name__", "__qualname__", "__module__", "__doc__")
+
+
 class TwinBase:
     """What a module that stands for another one needs besides its `__dict__`: the original's class, should that be
     another one since.
 
-    `register_parametrization` gives a module a class with properties in place of parameters: the twin, whose class was
-    made from the former one, asks the original for what it does not find, and leaves it to store and delete. The
-    attribute `__class__` is the original's, so that such functions may be given either of the two.
+    `register_parametrization` gives a module a class with properties in place of parameters, and a lazy module takes
+    another class at its first call: the twin's class, which is its own, then derives from that. The attribute
+    `__class__` is the original's, so that such functions may be given either of the two.
     """
 
     __slots__ = ()
@@ -152,25 +156,30 @@ class TwinBase:
     def __hash__(self) -> int:
         return hash(self._fusewright_original)
 
-    def _fusewright_outdated(self) -> bool:
-        return type(self._fusewright_original) not in type(self).__mro__
+    def _fusewright_follow(self) -> bool:
+        """Derives from the original's class; whether that is another one than before."""
+        cls: Any = type(self)
+        base, known = cls.__bases__
+        original = type(self._fusewright_original)
+        if known is original:
+            return False
+        _BASES.__set__(cls, (base, original))  # no metaclass of the program's is asked
+        for name in _OF_CLASS:
+            type.__setattr__(cls, name, getattr(original, name))
+        return True
 
     def __getattr__(self, name: str) -> Any:
-        if self._fusewright_outdated():
-            return getattr(self._fusewright_original, name)
+        if self._fusewright_follow():
+            return getattr(self, name)
         return super().__getattr__(name)  # type: ignore[misc]  # the module's class comes behind this one
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__" or self._fusewright_outdated():
-            setattr(self._fusewright_original, name, value)
-        else:
-            super().__setattr__(name, value)
+        self._fusewright_follow()
+        super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if self._fusewright_outdated():
-            delattr(self._fusewright_original, name)
-        else:
-            super().__delattr__(name)
+        self._fusewright_follow()
+        super().__delattr__(name)
 
 
 class CompiledModuleBase(TwinBase):
@@ -193,7 +202,9 @@ class CompiledModuleBase(TwinBase):
         if not _native.modes_known():
             # a tracer looks for this module, not for the original
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        return self._fusewright_caller(*args, **kwargs)
+        result = self._fusewright_caller(*args, **kwargs)
+        self._fusewright_follow()
+        return result
 
     __call__.__annotations__.clear()  # its signature is nn.Module's
     # The same without Python, while a call comes to the compiled `forward`.
@@ -236,7 +247,9 @@ class DisabledModuleBase(TwinBase):
     _fusewright_reason: str | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _native.call_paused(self._fusewright_original, *args, **kwargs)
+        result = _native.call_paused(self._fusewright_original, *args, **kwargs)
+        self._fusewright_follow()
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return disabled_module(copy.deepcopy(self._fusewright_original, memo), self._fusewright_reason)
@@ -254,6 +267,7 @@ def _class_of(twin: TwinBase) -> type:
 
 def _set_class(twin: TwinBase, cls: type) -> None:
     twin._fusewright_original.__class__ = cls
+    twin._fusewright_follow()
 
 
 def _made_by_class(cls: Any, *args: Any, **kwargs: Any) -> Any:

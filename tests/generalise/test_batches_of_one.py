@@ -180,6 +180,56 @@ def test_what_differs_for_one(program: Program) -> None:
         check(program, compiled, grid(*size))
 
 
+def by_attribute(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a.tag = 1  # type: ignore[attr-defined]
+    found = hasattr(b, "tag")
+    del a.tag  # type: ignore[attr-defined]
+    return found
+
+
+def by_namespace(a: torch.Tensor, b: torch.Tensor) -> bool:
+    vars(a)["tag"] = 1
+    found = "tag" in vars(b)
+    del a.tag  # type: ignore[attr-defined]
+    return found
+
+
+def by_flag(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a.requires_grad_(True)
+    found = b.requires_grad
+    a.requires_grad_(False)
+    return found
+
+
+# Ways in which a program tells whether two tensors are one.
+KNOWN_AGAIN: dict[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
+    "is": lambda a, b: a is b,
+    "a set": lambda a, b: a in {b},
+    "a set of both": lambda a, b: len({(a, 1), (b, 1)}) == 1,
+    "a key": lambda a, b: {b: 1}.get(a) == 1,
+    "keys": lambda a, b: len(dict.fromkeys([a, b])) == 1,
+    "hash": lambda a, b: hash(a) == hash(b),
+    "id": lambda a, b: id(a) == id(b),
+    "keys by id": lambda a, b: id(a) in {id(b): b},
+    "address": lambda a, b: a.data_ptr() == b.data_ptr(),
+    "attribute": by_attribute,
+    "namespace": by_namespace,
+    "requires_grad_": by_flag,
+}
+
+
+@pytest.mark.parametrize("known_again", KNOWN_AGAIN.values(), ids=KNOWN_AGAIN.keys())
+@pytest.mark.parametrize("made", [False, True], ids=["argument", "result"])
+def test_a_tensor_that_is_known_again(known_again: Callable[..., bool], made: bool) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        t = (x + 1)[:, :1] if made else x.t()
+        return x + 1 if known_again(t.contiguous(), t) else x + y
+
+    compiled = fusewright.compile(program, dynamic=True)
+    for rows in (1, 3, 1, 2):
+        check(program, compiled, grid(rows, 7))
+
+
 class Block(nn.Module):
     """Attention over one token and what came before, as generation does."""
 

@@ -277,7 +277,7 @@ class _Attempt:
         wants_gradients = _wants_gradients(recorder, finished.outputs)
         check_data(world, wants_gradients)
         inference = _inference(world, finished.outputs, wants_gradients)
-        tracer.branches.check(finished.outputs, wants_gradients or world.tensors_compared)
+        tracer.branches.check(finished.outputs, wants_gradients or recorder.identity_asked)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
             raise Retry(changes_level=False, lacks_form=-1)

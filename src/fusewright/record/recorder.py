@@ -116,8 +116,8 @@ class Recorder:
         self.saved: dict[torch.fx.Node, int] = {}  # by autograd (applications.note_saved)
         self.freed = self.wrapped = self.recompute = self.retains = self.cast = False
         self._decomposes = env is not None and not operators_replaced()
-        # drew: this call has drawn random numbers; drawn: others; hashed: inputs; resolving: an overload is looked for
-        self.drew = self.drawn = self.wrote = self.resolving = self.hashed = False
+        # drew: this call has drawn random numbers; drawn: others; resolving: an overload is looked for
+        self.drew = self.drawn = self.wrote = self.resolving = self.identity_asked = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = self.changes_level = self.unknown_shapes = False

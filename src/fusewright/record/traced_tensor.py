@@ -95,7 +95,7 @@ class TracedTensor(torch.Tensor):
 
     def __hash__(self) -> int:
         """A set or a dict tells by it which tensors are one object."""
-        self.recorder.hashed = self.recorder.hashed or self.is_input
+        self.recorder.identity_asked = True
         return id(self)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -35,7 +35,7 @@ class Recorder(Protocol):
     env: ShapeEnv | None
     has_floats: bool
     resolving: bool
-    hashed: bool
+    identity_asked: bool  # the program has asked whether tensors are the same object
     cast: bool  # a composite operator is broken down that autocast has cast as a whole
     data_shapes: bool
     data_numbers: bool

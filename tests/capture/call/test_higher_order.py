@@ -37,6 +37,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "operands": lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos() + 1, (x,)),
     "closures": lambda x: torch.cond(x.sum() > 0, lambda y: y @ W, lambda y: y - W + x, (x * 2,)) * 2,
     "aliases": lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: x.t(), (x,)),
+    "calls that give an argument back": lambda x: torch.cond(
+        x.sum() > 0, lambda y: y.sin() if y.contiguous() is y else y, lambda y: y.cos() if x.to(x.dtype) in {x} else y, (x,)
+    ),
     "structures": lambda x: torch.cond(
         x.sum() > 0, lambda x: {"a": x + 1, "b": (x.sum(),)}, lambda x: {"a": x - 1, "b": (x.mean(),)}, (x,)
     ),

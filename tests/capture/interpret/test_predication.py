@@ -11,6 +11,7 @@ from torch import nn
 
 import fusewright
 from fusewright.base.events import STREAM, Broken, Compiled, FellBack, Skipped
+from tests.generalise.test_batches_of_one import KNOWN_AGAIN
 
 
 def compiles(function: Callable[..., Any], calls: list[tuple[Any, ...]], **settings: Any) -> int:
@@ -119,40 +120,62 @@ def test_effects_happen_as_often_as_in_eager() -> None:
 def same_or_copy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.shape[0] == y.shape[0]:
         return y
-    return y[:1] * torch.ones_like(x)
+    return nn.functional.interpolate(y.t()[None], size=x.shape[0])[0].t().contiguous()
 
 
-@pytest.mark.parametrize("rows", [5, 3])
-def test_a_result_that_is_written_to(rows: int) -> None:
+def result_written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = same_or_copy(x, y)
+    z += 1
+    return z * x
+
+
+def choice_written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = same_or_copy(x, y)
+    y[1:].mul_(2)
+    return z * x
+
+
+def data_replaced(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = same_or_copy(x, y)
+    z.data = z * 3
+    return x + y.sum()
+
+
+def returned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return same_or_copy(x, y)[1:]
+
+
+def as_eager(function: Callable[..., Any], rows: tuple[int, ...]) -> None:
+    """Results, what is written, and whose memory a result lies in, for sizes that do and do not fit a table of three
+    rows."""
+    compiled = fusewright.compile(function)
+    for count in rows:
+        x, y = torch.randn(count, 2), torch.randn(3, 2)
+        theirs = y.clone()
+        expected, got = function(x, theirs), compiled(x, y)
+        torch.testing.assert_close((got, y), (expected, theirs))
+        assert (got.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()) is (
+            expected.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
+        )
+
+
+@pytest.mark.parametrize("rows", [(5, 3, 7, 3), (3, 5, 7, 3), (5, 7, 3)], ids=str)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("function", [result_written, choice_written, data_replaced, returned])
+def test_a_result_that_is_written_to_or_returned(
+    function: Callable[..., Any], mode: Callable[[], Any], rows: tuple[int, ...]
+) -> None:
+    with mode():
+        as_eager(function, rows)
+
+
+@pytest.mark.parametrize("known_again", KNOWN_AGAIN.values(), ids=KNOWN_AGAIN.keys())
+def test_a_result_that_is_compared(known_again: Callable[..., bool]) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         z = same_or_copy(x, y)
-        z += 1
-        return z * x
+        return x + z if known_again(z, y) else x - z
 
-    compiled = fusewright.compile(function, dynamic=True)
-    for first, second in ((rows, 3), (3, 3), (7, 3), (4, 4)):
-        x, y = torch.randn(first, 2), torch.randn(second, 2)
-        expected_y = y.clone()
-        expected = function(x, expected_y)
-        assert torch.allclose(compiled(x, y), expected) and torch.equal(y, expected_y)
-
-
-def test_a_result_that_is_returned_or_compared() -> None:
-    def returned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return same_or_copy(x, y)[1:]
-
-    def compared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + 1 if same_or_copy(x, y) is y else x - 1
-
-    for function in (returned, compared):
-        compiled = fusewright.compile(function, dynamic=True)
-        for first, second in ((5, 3), (3, 3), (7, 3), (4, 4)):
-            x, y = torch.randn(first, 2), torch.randn(second, 2)
-            got, expected = compiled(x, y), function(x, y)
-            assert torch.equal(got, expected)
-            assert (got.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()) is (
-                function is returned and first == second
-            )
+    as_eager(function, (5, 3, 7, 3))
 
 
 def test_gradients_keep_their_guards() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fusewright
 from tests.loops.lower.checking import check
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -41,6 +42,18 @@ def test_gradients(name: str) -> None:
 
     x = torch.randn(4, 6) * 3
     check(gradient, x, torch.randn(4, 3 if name == "glu" else 6))
+
+
+@pytest.mark.parametrize("function", [F.softplus, lambda x: F.logsigmoid(-x)], ids=["softplus", "logsigmoid"])
+@pytest.mark.parametrize("dtype, start", [(torch.float32, -85.0), (torch.float64, -706.0)])
+def test_gradients_that_vanish(function: Callable, dtype: torch.dtype, start: float) -> None:
+    """Down to the least number: `exp(-x)` overflows long before."""
+    gradients = []
+    for run in (fusewright.compile(function), function):
+        x = torch.linspace(start, start * 1.22, 50, dtype=dtype).requires_grad_()
+        gradients.append(torch.autograd.grad(run(x).sum(), x)[0].abs())
+    least = torch.nextafter(torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)).item()
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=4 * least)
 
 
 def test_prelu() -> None:

@@ -278,3 +278,17 @@ def test_a_number_converted_twice_is_what_it_became_first(number: float, dtype: 
     found = fusewright.compile(converted)(torch.zeros(()))
     for ours, eager in zip(found, converted(torch.zeros(())), strict=True):
         torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["sqrt", "rsqrt", "log", "log1p", "acos", "atanh", "acosh", "pow"])
+def test_a_half_is_rounded_before_a_function_that_ends_there(name: str) -> None:
+    """A difference that is rounded to the end of where a function is defined may lie beyond it."""
+    ends = {"log1p": -1.0, "acos": 1.0, "atanh": 1.0, "acosh": 1.0}
+    beyond = -1 if name in ("acos", "atanh") else 1
+    square = torch.full((4,), 1e-22).bfloat16()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        given = torch.addcmul(torch.full_like(x, ends.get(name, 0.0)), x, x, value=-beyond)
+        return given**0.5 if name == "pow" else getattr(torch, name)(given)
+
+    check(function, square)

@@ -128,3 +128,16 @@ def test_a_gradient_whose_size_is_written_otherwise() -> None:
     for shape in ((3, 4), (5, 6), (2, 18)):
         x, y = (torch.linspace(-2, 2, shape[0] * shape[1]).reshape(shape).requires_grad_() for _ in "xy")
         torch.testing.assert_close(compiled(x), step(y))
+
+
+def test_a_product_that_overflows_in_some_order() -> None:
+    """Eager's order depends on the layout, too. What is finite and not 0 is the product."""
+    torch.manual_seed(0)
+    compiled = fusewright.compile(lambda x: x.prod(-1))
+    for length in (8, 50, 100):
+        moderate = torch.randn(200, length).exp2()
+        torch.testing.assert_close(compiled(moderate), moderate.prod(-1), rtol=1e-4, atol=0)
+        powers = torch.randint(-60, 60, (200, length))
+        found = compiled(torch.pow(2.0, powers))
+        inside = found.isfinite() & (found != 0)
+        assert inside.any() and torch.equal(found.log2()[inside].long(), powers.sum(-1)[inside])

@@ -66,7 +66,7 @@ def _distinct_objects(world: World) -> list[Guard]:
     Tensors that are no arguments (parameters) are left out until one was written to, compared by identity or hashed.
     """
     written = world.written_objects()
-    written_types: set[object] = {torch.Tensor} if world.tensors_compared or world.recorder.hashed else set()
+    written_types: set[object] = {torch.Tensor} if world.recorder.identity_asked else set()
     groups: dict[object, list[Outside]] = {}
     for record in world.outside_objects():
         real = record.real
@@ -182,7 +182,12 @@ def is_older(value: Any) -> bool:
     view, root = value.node, root_of(value)
     if root is view:
         return False
-    return any(view_chain(one)[0] is root for node in _back_to(view) for one in _nodes(_counted(node)))
+    return root in written_since(view)
+
+
+def written_since(first: torch.fx.Node) -> set[torch.fx.Node]:
+    """What is written to, or laid out anew, from a node on: the nodes whose memory it is."""
+    return {view_chain(one)[0] for node in _back_to(first) for one in _nodes(_counted(node))}
 
 
 def _may_get_a_history(value: Any) -> bool:

@@ -94,7 +94,6 @@ class World(Protocol):
     gradient_nodes: dict[object, Any]
     number_tests: tuple[dict[Source, Any], dict[object, Any]]
     global_hooks_checked: bool
-    tensors_compared: bool
     requires_grad_matters: bool
     unread: dict[int, Shadow]
     touched: list[object]

@@ -324,7 +324,7 @@ def identical(left: Any, right: Any) -> bool:
 def _same_object(world: World, left: Any, right: Any) -> bool:
     """`left is right`, as a question of the program: tensors that are not the same must stay so."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        world.tensors_compared = True
+        world.recorder.identity_asked = True
     for value in (left, right):
         if type(value) is types.FunctionType:
             world.guard_identity(value)  # one that is made afresh may be another one next time

@@ -83,7 +83,7 @@ class World:
         self.may_infer, self.infers, self.inference_guards = True, False, []  # it may be entered; was; what is open
         self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
         self.settings_changed = False  # the program has called what sets one of context.SETTINGS
-        self.global_hooks_checked = self.tensors_compared = False
+        self.global_hooks_checked = False
         self.abstract_checks = AbstractChecks()
         self.state = context.snapshot()
         self.initial = capture_global_state()

@@ -406,6 +406,7 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
     if tracer.recorder.level != "aten":
         return tracer.world.torch_call(torch._C.TensorBase.requires_grad_, (tensor, *args), kwargs)
     if isinstance(tensor, TracedTensor):
+        tracer.recorder.identity_asked = True  # `requires_grad` tells of it
         tensor.made_leaf = bool(wanted) and is_leaf(tensor)
     return unwatched(torch._C.TensorBase.requires_grad_, tensor, *args, **kwargs)
 

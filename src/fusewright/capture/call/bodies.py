@@ -47,9 +47,11 @@ class SubRecorder(Recorder):
         self.lifted: list[TracedTensor] = []
         self.places: dict[int, torch.fx.Node] = {}
         self._inner: dict[int, TracedTensor] = {}
+        self._outer: dict[int, TracedTensor] = {}  # by placeholder
 
     def lift(self, value: TracedTensor) -> TracedTensor:
         """The placeholder for a tensor of the outer recording."""
+        given = value
         if value.recorder is not self.outer and isinstance(self.outer, SubRecorder):
             value = self.outer.lift(value)
         found = self._inner.get(id(value))
@@ -57,6 +59,7 @@ class SubRecorder(Recorder):
             found = self._inner[id(value)] = self.operand(value, requires_grad=self.follows and value.requires_grad)
             self.places[id(value)] = found.node
             self.lifted.append(value)
+            self._outer[id(found)] = given
         return found
 
     def operand(self, value: TracedTensor, kind: TensorType | None = None, requires_grad: bool = False) -> TracedTensor:
@@ -86,9 +89,9 @@ class SubRecorder(Recorder):
     def call(
         self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
-        if self.follows:
-            args, kwargs = self.inside(tuple(args)), self.inside(dict(kwargs or {}))
-        return super().call(fn, args, kwargs)
+        if not self.follows:
+            return super().call(fn, args, kwargs)
+        return self.outside(super().call(fn, self.inside(tuple(args)), self.inside(dict(kwargs or {}))))
 
     def inside(self, value: Any) -> Any:
         """An argument with placeholders for the outer tensors."""
@@ -99,6 +102,12 @@ class SubRecorder(Recorder):
         if type(value) is dict:
             return {key: self.inside(part) for key, part in value.items()}
         return value
+
+    def outside(self, value: Any) -> Any:
+        """A result with the outer tensors for their placeholders: what a call gives back is the argument itself."""
+        if type(value) in (tuple, list):
+            return type(value)(map(self.outside, value))
+        return self._outer.get(id(value), value)
 
     def leaf(self, value: TracedTensor) -> TracedTensor | None:
         """The placeholder for an outer tensor, if there is one."""
@@ -167,6 +176,7 @@ def record_body(
         refuse(f"a body raises {type(signal.exception).__name__}: {signal.exception}")
     finally:
         tracer.recorder = outer
+        outer.identity_asked = outer.identity_asked or recorder.identity_asked
     if traces(tracer, reachable) != before:
         refuse("a body that has effects besides its result")
     leaves, spec = pytree.tree_flatten(tracer.world.materialise(result))

@@ -148,6 +148,8 @@ def _callable(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
 
 def _id(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
     world = tracer.world
+    if isinstance(args[0], torch.Tensor):
+        world.recorder.identity_asked = True
     record = world.outside(args[0])
     if record is None:
         if not is_constant(args[0]):

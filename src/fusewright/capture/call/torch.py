@@ -420,11 +420,21 @@ def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_compiled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """A compiled module is captured as the module that it was made from (its class is its own, so the guard on it finds
-    the module)."""
+    return modules.call_module(tracer.world, _original(tracer, args), args[1:], kwargs)
+
+
+def _original(tracer: Tracer, args: Args) -> Any:
+    """The module that a compiled one was made from (its class is its own, so the guard on it finds the module)."""
     original = args[0]._fusewright_original
-    inside = tracer.world.load(original, tracer.world.constant(original, "original"))
-    return modules.call_module(tracer.world, inside, args[1:], kwargs)
+    return tracer.world.load(original, tracer.world.constant(original, "original"))
+
+
+def _follow_class(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
+    """The class of a module that stands for another one is as it shall be before anything is captured of it."""
+    _original(tracer, args)  # its class is guarded
+    if args[0]._fusewright_follow():
+        raise Retry()
+    return False
 
 
 def _call_optimized_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -438,10 +448,8 @@ def _nothing(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    module, reason = args[0]._fusewright_original, args[0]._fusewright_reason
-    raise GraphBreak(
-        "disabled-function", f"a {type(module).__qualname__} ({reason})" if reason else f"a {type(module).__qualname__}"
-    )
+    name, reason = type(args[0]._fusewright_original).__qualname__, args[0]._fusewright_reason
+    raise GraphBreak("disabled-function", f"a {name} ({reason})" if reason else f"a {name}")
 
 
 # By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
@@ -470,6 +478,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("fusewright.decorators", "graph_break"): _graph_break,
     ("fusewright.module", "CompiledModuleBase.__call__"): _call_compiled_module,
     ("fusewright.module", "DisabledModuleBase.__call__"): _call_disabled_module,
+    ("fusewright.module", "TwinBase._fusewright_follow"): _follow_class,
     ("fusewright.tensor_marks", "mark_dynamic"): _always(None),
     ("fusewright.tensor_marks", "maybe_mark_dynamic"): _always(None),
     ("fusewright.tensor_marks", "mark_static"): call_marked.mark_static,

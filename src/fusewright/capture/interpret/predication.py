@@ -23,6 +23,7 @@ from fusewright._native import isinstance
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Retry, Signal, UserException
+from fusewright.capture.border.aliasing import root_of, written_since
 from fusewright.capture.border.effects import stamp
 from fusewright.capture.border.native import native
 from fusewright.capture.bytecode.instructions import CO_GENERATOR
@@ -82,7 +83,7 @@ class Branches:
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.fork: Fork | None = None
-        self.joined: list[tuple[TracedTensor, types.CodeType]] = []
+        self.joined: list[tuple[TracedTensor, set[torch.fx.Node], types.CodeType]] = []  # in whose memory it may lie
 
     def may_fork(self, tracer: Tracer, function: types.FunctionType, arguments: list[Any]) -> bool:
         """Whether a call's comparisons are left open: its arguments cannot be changed by it, so it may be interpreted
@@ -160,12 +161,12 @@ class Branches:
         return bool(native(bool, comparison)) if answer is None else answer
 
     def check(self, outputs: tuple[object, ...], tells: bool) -> None:
-        """Raises Retry where the program can tell a chosen result from what eager has: it has written to it, or returns
-        it or a view of it. `tells`: the program wants gradients, or has asked whether two tensors are the same
-        object."""
+        """Raises Retry where the program can tell a chosen result from what eager has: it has written to it or to what
+        it was chosen from, or returns it or a view of it. `tells`: the program wants gradients, or has asked whether
+        two tensors are the same object."""
         leaving = {id(_root(value)) for value in outputs if isinstance(value, TracedTensor)}
-        for result, code in self.joined:
-            if tells or (not result.is_inference() and result._version) or id(result) in leaving:
+        for result, memory, code in self.joined:
+            if tells or id(result) in leaving or not memory.isdisjoint(written_since(result.node)):
                 raise Retry(guarded=frozenset({code}))
 
 
@@ -240,7 +241,8 @@ class _Joining:
             raise self.refuse()
         base = self.base()
         chosen = self.choose(tree, base)
-        self.branches.joined.append((chosen, self.code))
+        memory = {root_of(value) for value in (chosen, *(way.result for way in self.found))}
+        self.branches.joined.append((chosen, memory, self.code))
         return chosen
 
     def refuse(self) -> Retry:

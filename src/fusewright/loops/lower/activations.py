@@ -268,7 +268,7 @@ def hardswish_backward(call: Call, grad_output: Value, self: Value) -> Value:
 def softplus_backward(call: Call, grad_output: Value, self: Value, beta: float, threshold: float) -> Value:
     def compute(g: Expression, x: Expression) -> Expression:
         scaled = ex.mul(x, float(beta))
-        return ex.where(ex.gt(scaled, float(threshold)), g, ex.mul(g, ex.sigmoid(scaled)))
+        return ex.where(ex.gt(scaled, float(threshold)), g, ex.mul(g, _logistic(scaled)))
 
     return elementwise(call, compute, (grad_output, self))
 
@@ -285,7 +285,13 @@ def mish_backward(call: Call, grad_output: Value, self: Value) -> Value:
 
 @lowers("log_sigmoid_backward")
 def log_sigmoid_backward(call: Call, grad_output: Value, self: Value, buffer: Value) -> Value:
-    return elementwise(call, lambda g, x: ex.mul(g, ex.sigmoid(ex.neg(x))), (grad_output, self))
+    return elementwise(call, lambda g, x: ex.mul(g, _logistic(ex.neg(x))), (grad_output, self))
+
+
+def _logistic(x: Expression) -> Expression:
+    """The sigmoid, also where it is so small that `exp(-x)` overflows."""
+    z = ex.exp(ex.neg(ex.absolute(x)))
+    return ex.div(ex.where(ex.gt(x, 0), 1, z), ex.add(z, 1))
 
 
 @lowers("hardshrink_backward", "softshrink_backward")

@@ -6,6 +6,7 @@ operands, as TensorIterator does (half types in float32), and the result's dtype
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,6 +56,9 @@ FLOAT_UNARY = (
 ).split()
 """Operators that make a float of an integer."""
 
+BOUNDED = frozenset("log log2 log10 log1p sqrt rsqrt asin acos acosh atanh".split())
+"""Those of them that give NaN beyond an end of where they are defined."""
+
 SAME_UNARY = ("neg", "abs")
 ROUNDING = ("floor", "ceil", "round", "trunc")
 """Rounding leaves integers as they are."""
@@ -62,11 +66,15 @@ ROUNDING = ("floor", "ceil", "round", "trunc")
 
 def _register_unary() -> None:
     for name in FLOAT_UNARY:
-        lowers(name)(lambda call, self, name=name: elementwise(call, _applied(name), (self,), as_float=True))
+        lowers(name)(lambda call, self, name=name: elementwise(call, _float(name, self), (self,), as_float=True))
     for name in SAME_UNARY:
         lowers(name)(lambda call, self, name=name: elementwise(call, _applied(name), (self,)))
     for name in ROUNDING:
         lowers(name)(lambda call, self, name=name: elementwise(call, lambda x: _whole(name, self, x), (self,)))
+
+
+def _float(name: str, of: Value) -> Callable[[Expression], Expression]:
+    return functools.partial(_step, name, of) if name in BOUNDED else _applied(name)
 
 
 def _whole(name: str, of: Value, x: Expression) -> Expression:
@@ -74,11 +82,15 @@ def _whole(name: str, of: Value, x: Expression) -> Expression:
 
 
 def _step(name: str, of: Any, *args: Expression) -> Expression:
-    """A half is rounded first: what has near results for near arguments is computed in float32, but this has not."""
+    """A half is rounded first: what has near results for near arguments is computed in float32, but this has not (a
+    difference that eager rounds to 0 may be less, and has no root)."""
     first, *rest = args
-    if isinstance(of, Value) and of.dtype in ex.HALF and first.dtype is torch.float32:
-        first = ex.rounded(first, of.dtype)
-    return ex.apply(name, first, *rest, dtype=first.dtype)
+    return ex.apply(name, _rounded(of, first), *rest, dtype=first.dtype)
+
+
+def _rounded(of: Any, x: Expression) -> Expression:
+    half = isinstance(of, Value) and of.dtype in ex.HALF and x.dtype is torch.float32
+    return ex.rounded(x, of.dtype) if half else x
 
 
 _register_unary()
@@ -290,8 +302,9 @@ def power(call: Call, self: Any, exponent: Any) -> Value:
         if self.dtype is torch.float16 and abs(exponent) == 0.5:
             special = None  # ATen calls C's pow for halves, and their roots of -inf are other ones
         if special is not None and (dtype.is_floating_point or exponent in (0, 1, 2, 3)):
-            return call.result(special(operand(call, self, dtype)))
-    return elementwise(call, _applied("pow"), (self, exponent))
+            given = operand(call, self, dtype)
+            return call.result(special(_rounded(self, given) if abs(exponent) == 0.5 else given))
+    return elementwise(call, lambda *args: _step("pow", self, *args), (self, exponent))
 
 
 POWERS: dict[float, Callable[[Expression], Expression]] = {

@@ -113,6 +113,7 @@ class Address:
                 _refuse(self)  # what has no elements has no address
         if self.world.effects.data:
             _refuse(self)
+        self.world.recorder.identity_asked = True
         if roots[0] is not roots[1]:
             return all(root.is_input for root in roots) and _inputs_meet(self, other)
         if self.of_storage and other.of_storage:

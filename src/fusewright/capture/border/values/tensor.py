@@ -289,6 +289,11 @@ def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | Outsid
     return namespace
 
 
+def _dict(world: World, tensor: torch.Tensor) -> object:
+    world.recorder.identity_asked = True  # it may be stored to
+    return handed_out(_namespace(world, tensor))
+
+
 def _requires_grad(world: World, tensor: torch.Tensor) -> object:
     world.requires_grad_matters = True
     return requires_grad(world, tensor)
@@ -366,7 +371,7 @@ _ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
     "retains_grad": _fact("retains_grad"),
     "output_nr": _fact("output_nr"),
     "__class__": lambda world, tensor: world.type_of(tensor),
-    "__dict__": lambda world, tensor: handed_out(_namespace(world, tensor)),
+    "__dict__": _dict,
 }
 
 
@@ -389,6 +394,7 @@ def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object)
 
 
 def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
+    world.recorder.identity_asked = True  # whoever finds there what was stored knows the tensor again
     record = world.outside(tensor)
     if name == "grad" and record is not None:
         if value is not None and not _is_gradient(tensor, value):
