@@ -151,6 +151,7 @@ def kron(*operands):
 
 
 KINDS_OF_RESULTS = ("number", "value", "structure", "class", "exception", "shape", "dtype")
+OF_ANOTHER_TYPE = (*KINDS_OF_RESULTS, "requires_grad", "strides")
 ONCE = """
 def once(function, *values, **settings): return function(*values)
 """
@@ -612,7 +613,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "original's. Equal once that is asked.",
         lambda found, text, examine: (
             "compiled(" in text
-            and equal_if(found, text, examine, r"\btype\((\w+)\) is (nn\.\w+)", r"\1.__class__ is \2", KINDS_OF_RESULTS)
+            and equal_if(found, text, examine, r"\btype\((\w+)\) is (nn\.\w+)", r"\1.__class__ is \2", OF_ANOTHER_TYPE)
         ),
     ),
     Deviation(
