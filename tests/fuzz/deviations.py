@@ -151,6 +151,10 @@ def kron(*operands):
 
 
 KINDS_OF_RESULTS = ("number", "value", "structure", "class", "exception", "shape", "dtype")
+WITHOUT_SEARCH = """
+class Asking(torch.optim.SGD):
+    def step(self, closure): return [super(Asking, self).step(closure) for _ in range(4)][-1]
+"""
 OF_ANOTHER_TYPE = (*KINDS_OF_RESULTS, "requires_grad", "strides")
 ONCE = """
 def once(function, *values, **settings): return function(*values)
@@ -605,6 +609,16 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "The backward of a compiled function is one node, and the text of a tensor names that.",
         lambda found, text, examine: (
             "grad_fn=<" in found.eager and NODE.sub("", found.ours) == NODE.sub("", found.eager)
+        ),
+    ),
+    Deviation(
+        "how a search goes on",
+        "LBFGS asks again, and goes as far, as losses and gradients say that it has asked for before: differences of losses "
+        "that are near each other, gradients that are zero but for rounding. Equal with an optimizer that asks as often "
+        "but decides nothing.",
+        lambda found, text, examine: (
+            (changed := re.sub(r"torch\.optim\.LBFGS\([^()]*\)", "Asking(ps, lr=0.125)", text)) != text
+            and examine(WITHOUT_SEARCH + changed) is None
         ),
     ),
     Deviation(
