@@ -183,7 +183,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["tensor", "parameter", "of NaN"])
+@pytest.mark.parametrize("kind", ["tensor", "parameter", "of NaN", "beside steps", "beside a lone step"])
 @pytest.mark.parametrize("name", WRITES)
 def test_a_failed_graph_gives_back_whatever_it_has_written_to(name: str, kind: str) -> None:
     def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -196,8 +196,10 @@ def test_a_failed_graph_gives_back_whatever_it_has_written_to(name: str, kind: s
         x = x.index_fill(1, torch.tensor([0]), torch.nan) if kind == "of NaN" else x
         found: list[Any] = []
         for index in (9, 1, 9):
+            whole = torch.tensor([[index, 0, 0], [index, 0, 0]])
+            indices = {"beside steps": whole[:, 0], "beside a lone step": whole[:1, 0]}.get(kind, whole[0])
             try:
-                found.append(run(x, torch.tensor([index])).tolist())
+                found.append(run(x, indices).tolist())
             except IndexError as error:
                 found.append(type(error))
             found.append(x.tolist())
@@ -206,12 +208,13 @@ def test_a_failed_graph_gives_back_whatever_it_has_written_to(name: str, kind: s
     assert outcomes(fusewright.compile(program, backend="eager")) == outcomes(program)
 
 
+@pytest.mark.parametrize("shape", [(3,), (1, 3)])
 @pytest.mark.parametrize("inference", [True, False])
-def test_a_write_beside_an_argument_without_a_version_counter(inference: bool) -> None:
+def test_a_write_beside_an_argument_without_a_version_counter(inference: bool, shape: tuple[int, ...]) -> None:
     """What was an inference tensor until `.data =` gave it another's data is none, but counts no writes as they do."""
     with torch.inference_mode():
         uncounted = torch.ones(3)
-    uncounted.data = torch.arange(3.0)
+    uncounted.data = torch.arange(3.0).reshape(shape)
     assert not uncounted.is_inference()
 
     def program(x: torch.Tensor, one: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

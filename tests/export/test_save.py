@@ -95,12 +95,13 @@ class Shared(torch.nn.Module):
         self.register_buffer("top", whole[:3])
         self.register_buffer("bottom", whole[2:].t(), persistent=False)
         self.register_buffer("wide", torch.randn(1, 4).expand(50, 4))
+        self.register_buffer("step", torch.randn(3)[::3])
         self.register_buffer("exact", torch.randn(2, dtype=torch.complex128))
         self.register_buffer("none", torch.zeros(0, 3, dtype=torch.bfloat16))
 
     def forward(self, x):
         y = self.tied(x) @ self.bottom + self.again(x).sum()
-        return y, self.top + 1, self.wide * 2, self.exact * 1j, self.none
+        return y, self.top + 1, self.wide * self.step, self.exact * 1j, self.none
 
 
 def test_memory_that_weights_share_is_kept_once():

@@ -151,6 +151,11 @@ def kron(*operands):
 
 
 KINDS_OF_RESULTS = ("number", "value", "structure", "class", "exception", "shape", "dtype")
+WITHOUT_SEARCH = """
+class Asking(torch.optim.SGD):
+    def step(self, closure): return [super(Asking, self).step(closure) for _ in range(4)][-1]
+"""
+OF_ANOTHER_TYPE = (*KINDS_OF_RESULTS, "requires_grad", "strides")
 ONCE = """
 def once(function, *values, **settings): return function(*values)
 """
@@ -608,12 +613,22 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "how a search goes on",
+        "LBFGS asks again, and goes as far, as losses and gradients say that it has asked for before: differences of losses "
+        "that are near each other, gradients that are zero but for rounding. Equal with an optimizer that asks as often "
+        "but decides nothing.",
+        lambda found, text, examine: (
+            (changed := re.sub(r"torch\.optim\.LBFGS\([^()]*\)", "Asking(ps, lr=0.125)", text)) != text
+            and examine(WITHOUT_SEARCH + changed) is None
+        ),
+    ),
+    Deviation(
         "the type of a compiled part",
         "`type()` of a compiled module is a class of its own, as torch.compile's is; `isinstance` and `__class__` say the "
         "original's. Equal once that is asked.",
         lambda found, text, examine: (
             "compiled(" in text
-            and equal_if(found, text, examine, r"\btype\((\w+)\) is (nn\.\w+)", r"\1.__class__ is \2", KINDS_OF_RESULTS)
+            and equal_if(found, text, examine, r"\btype\((\w+)\) is (nn\.\w+)", r"\1.__class__ is \2", OF_ANOTHER_TYPE)
         ),
     ),
     Deviation(

@@ -498,6 +498,24 @@ def test_of_gradients_that_are_added_up(inside: bool, backend: str) -> None:
             assert steps[0] == steps[1], (shape, given.stride())
 
 
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+def test_of_gradients_through_what_a_guard_has_made_a_number_of(backend: str) -> None:
+    """The weight that the flattened images meet fixes the product of their sizes, which are channels-last before."""
+    weight, norm = torch.rand(4, 4, 3, 3).requires_grad_(), torch.nn.GroupNorm(2, 4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = norm(F.conv2d(F.conv2d(x.contiguous(memory_format=torch.channels_last), weight), weight))
+        return x.flatten(1) @ torch.ones(144, 2)
+
+    compiled = fusewright.compile(function, backend=backend, dynamic=True)
+    for images in (2, 3):
+        x, found = torch.rand(images, 4, 10, 10).requires_grad_(), []
+        for run in (function, compiled):
+            found.append(torch.autograd.grad(run(x).sin().sum(), (x, weight)))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+        assert [one.stride() for one in found[1]] == [one.stride() for one in found[0]]
+
+
 OTHER_FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max": torch.max, "min": torch.min, "prod": torch.prod, "norm": lambda x: x.norm(p=float("inf")),
     "householder_product": lambda x: torch.linalg.householder_product(x, x[0]).sum(),

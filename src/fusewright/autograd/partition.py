@@ -22,6 +22,7 @@ from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.base.thresholds import HALVES
+from fusewright.graph import builder
 from fusewright.graph.builder import Builder, argument_types, env_of, given_of
 from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
@@ -191,7 +192,7 @@ def _may_have_gaps(node: Node) -> bool:
     if node.op == "placeholder" or not isinstance(kind, TensorType) or not symbols_in((*kind.shape, *kind.stride)):
         return False
     try:
-        return not is_dense(kind)
+        return not (builder.is_dense(kind, env_of(node.graph)) or is_dense(kind))
     except Undecided:
         return True
 

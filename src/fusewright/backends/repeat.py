@@ -14,7 +14,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from fusewright.base.errors import RuntimeFallback
-from fusewright.base.pytorch import torch
+from fusewright.base.pytorch import as_bytes, torch
 from fusewright.capture.border.values import context
 from fusewright.graph.collectives import is_collective
 from fusewright.graph.generators import CPU, Drawn, drawing_devices, states_of
@@ -99,8 +99,7 @@ def _same_bytes(value: torch.Tensor, content: torch.Tensor) -> bool:
     """Whether they hold the same: NaN is, and the zeros are not. What has no bytes of its own is not asked for them."""
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return True
-    one, other = (part.detach().resolve_conj().resolve_neg().flatten() for part in (value, content))
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(as_bytes(value), as_bytes(content))
 
 
 def draws_once(run: Callable[..., Any], graph: torch.fx.Graph) -> Callable[..., Any]:

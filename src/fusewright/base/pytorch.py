@@ -47,7 +47,13 @@ now = _torch
 methods: Any = types.SimpleNamespace(**{name: getattr(_torch.Tensor, name) for name in dir(_torch.Tensor)})
 
 
+def as_bytes(tensor: _torch.Tensor) -> _torch.Tensor:
+    """A copy of the bytes of a dense tensor's elements, row by row. Of the tensor itself no bytes can be seen where it
+    has a single element and a stride, nor any view taken where it counts no writes."""
+    copy = torch.clone(torch.detach(tensor), memory_format=torch.contiguous_format)
+    return methods.view(torch.flatten(torch.resolve_neg(torch.resolve_conj(copy))), torch.uint8)
+
+
 def bytes_of(tensor: _torch.Tensor) -> bytes:
     """The elements of a dense tensor on the CPU, row by row."""
-    flat = methods.contiguous(torch.reshape(torch.detach(tensor), (-1,)))
-    return bytes(methods.numpy(methods.view(flat, torch.uint8)).tobytes()) if tensor.numel() else b""
+    return bytes(methods.numpy(as_bytes(tensor)).tobytes()) if tensor.numel() else b""

@@ -52,7 +52,7 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
         return compiled
     cpu, float64, tensor = torch.device("cpu"), torch.float64, torch.tensor
     array, from_numpy, generator = np.ndarray, torch.from_numpy, torch.Generator
-    plain, as_subclass = torch.Tensor, methods.as_subclass
+    plain, as_subclass, has_gradients = torch.Tensor, methods.as_subclass, torch.is_grad_enabled
 
     def run(*inputs: Any) -> Any:
         given = list(inputs)
@@ -61,7 +61,11 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
             if position in jagged:
                 given[position] = outside_values(value)
             elif isinstance(value, plain):
-                given[position] = as_subclass(value, plain)
+                if has_gradients():
+                    given[position] = as_subclass(value, plain)
+                else:
+                    with torch.enable_grad():  # which the frame may turn on
+                        given[position] = as_subclass(value, plain)
             elif type(value) is array:
                 given[position] = from_numpy(value)
             elif type(value) is generator:

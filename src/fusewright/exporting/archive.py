@@ -23,7 +23,7 @@ from typing import Any
 
 from fusewright import _native
 from fusewright.base.errors import ExportError, ProgramFileError
-from fusewright.base.pytorch import torch
+from fusewright.base.pytorch import as_bytes, torch
 from fusewright.exporting.program import FIELDS, RELATIONS, SIZE_OPERATORS, ExportedProgram, Signature
 from fusewright.exporting.spec import from_container
 from fusewright.exporting.subclasses import is_record
@@ -149,7 +149,7 @@ def _write_tensors(part: Any, tensors: dict[str, torch.Tensor], before: int) -> 
     text += b" " * (-(before + 8 + len(text)) % _ALIGNMENT)
     part.write(struct.pack("<Q", len(text)) + text)
     for value in tensors.values():
-        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = as_bytes(value.cpu()).numpy()
         part.write(data.data)
         part.write(bytes(-data.nbytes % _ALIGNMENT))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.fx
@@ -134,13 +135,15 @@ def marks_of(node: torch.fx.Node) -> dict[str, object]:
     return {mark: node.meta[mark] for mark in MARKS if node.meta.get(mark)}
 
 
-def is_dense(type_: TensorType) -> bool:
-    """Whether every element has its own place and there are no gaps (PyTorch's non-overlapping and dense)."""
-    expected: object = 1
+def is_dense(type_: TensorType, env: ShapeEnv | None = None) -> bool:
+    """Whether every element has its own place and there are no gaps (PyTorch's non-overlapping and dense). env: knows
+    of which products of sizes a guard has made numbers."""
+    expected: Any = 1
     for axis in dense_order(type_.shape, type_.stride):
         if type_.shape[axis] == 1:
             continue
-        if type_.stride[axis] != expected:
+        step = type_.stride[axis]
+        if step != expected and (env is None or env.simplify(step) != env.simplify(expected)):
             return False
         expected = expected * type_.shape[axis]
     return True

@@ -201,7 +201,7 @@ class Recorder:
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
         """A placeholder for the gradient of `output`, of its type; row-major where it has gaps or is an argument."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
-        if output.is_input or not is_dense(type_):
+        if output.is_input or not is_dense(type_, self.env):
             type_ = replace(type_, stride=contiguous_strides(type_.shape))
         node = self._placeholder(name, None)
         node.meta.update(type=type_, tangent=True)

@@ -61,6 +61,17 @@ def requires_grad_stored(x):
     return (y * 2).sum()
 
 
+@program(trained)
+def requires_grad_stored_to_a_result(x):
+    y, errors = x * 2, []
+    for one in (y, y.detach()):
+        try:
+            one.requires_grad = True
+        except RuntimeError as error:
+            errors.append(str(error))
+    return (y * y).sum(), errors
+
+
 # Hooks.
 
 

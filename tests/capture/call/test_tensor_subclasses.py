@@ -4,6 +4,7 @@ results, classes, attributes, effects and gradients, call after call."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {}
 # What is not captured whole: on both backends, and on torch level alone.
 OPEN = frozenset(
     """
-    int8_leaves_with_history quantised_input sparse_input
+    int8_leaves_with_history nested_detached_in_place nested_hook nested_hook_behind_a_use nested_hook_of_a_leaf
+    nested_hook_on_accumulation nested_kept_gradient nested_leaf pair_hook pair_kept_gradient quantised_input sparse_input
     tagged_backward_inside tagged_view_with_history wrapper_of_wrappers_gradient
     """.split()
 )
@@ -673,6 +675,81 @@ def nested_made(values, offsets):
     return torch.nested.nested_tensor_from_jagged(values * 2, offsets) + 1
 
 
+@program(lambda: nested(True))
+def nested_hook(n):
+    y = n * 2
+    y.register_hook(lambda gradient: gradient * 3)
+    return y.values().sum()
+
+
+@program(lambda: nested(True))
+def nested_hook_behind_a_use(n):
+    y = n * 2
+    z = y * 3
+    y.register_hook(lambda gradient: gradient * 3)
+    return z.values().sum()
+
+
+@program(lambda: nested(True))
+def nested_hook_of_a_leaf(n):
+    n.register_hook(lambda gradient: gradient * 3)
+    return (n * n).values().sum()
+
+
+@program(lambda: nested(True))
+def nested_hook_on_accumulation(n):
+    n.register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", leaf.grad * 3))
+    return (n * n).values().sum()
+
+
+@program(lambda: nested(True))
+def nested_kept_gradient(n):
+    y = n * 2
+    y.retain_grad()
+    y.values().sum().backward()
+    return y.grad.values()
+
+
+@program(nested)
+def nested_detached_in_place(n):
+    with torch.inference_mode():
+        try:
+            return n.detach_() * 2
+        except NotImplementedError:
+            return n * 3
+
+
+@program(nested)
+def nested_made_in_inference_mode(n):
+    with torch.inference_mode():
+        return n * 2
+
+
+@program(lambda: nested(True))
+def nested_leaf(n):
+    return (n * 2).detach().requires_grad_()
+
+
+@program(lambda: pair(True))
+def pair_hook(p):
+    y = p * 2
+    y.register_hook(lambda gradient: gradient * 3)
+    return y.sum()
+
+
+@program(lambda: pair(True))
+def pair_kept_gradient(p):
+    y = p * 2
+    y.retain_grad()
+    return y.sum(), y.retains_grad
+
+
+@program(pair)
+def pair_made_in_inference_mode(p):
+    with torch.inference_mode():
+        return p * 2
+
+
 # Tensors that are not traced.
 
 
@@ -697,6 +774,7 @@ def described(value: Any) -> Any:
             return (
                 kind,
                 value.requires_grad,
+                value.is_inference(),
                 value.is_leaf,
                 context,
                 parts,
@@ -758,6 +836,18 @@ def test_plain_tensors_have_the_gradients_of_eager(backend: str) -> None:
         return tagged(), torch.ones(2, 3, requires_grad=True)
 
     same(seen(fusewright.compile(function, backend=backend), make), seen(function, make))
+
+
+@pytest.mark.parametrize("make", [nested, pair, tagged, partial(numbers, Named), partial(numbers, Logged)])
+def test_a_history_within_a_call_without_gradients(make: Callable[[bool], Any]) -> None:
+    def function(x: Any) -> Any:
+        with torch.enable_grad():
+            return x * 2
+
+    with torch.no_grad():
+        ours, theirs = fusewright.compile(function)(make(True)), function(make(True))
+    assert theirs.grad_fn is not None
+    same(described(ours), described(theirs))
 
 
 def test_a_wrapper_written_to_in_place_has_another_version() -> None:

@@ -499,7 +499,8 @@ class Code:
             self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
         elif is_traced_subclass(value):
             bound = self.bind(kind.__name__, kind)
-            text = self.start(value, f"{self.bind('as_subclass', methods.as_subclass)}({text}, {bound})")
+            make = _as_subclass if value.requires_grad else methods.as_subclass
+            text = self.start(value, f"{self.bind('as_subclass', make)}({text}, {bound})")
         if kind is not torch.Tensor:
             pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())
             if pairs:
@@ -571,6 +572,11 @@ class Code:
 
 def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.Tensor:
     return target(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
+    with torch.enable_grad():  # as where the tensor was computed
+        return methods.as_subclass(tensor, kind)  # type: ignore[no-any-return]
 
 
 def _gradient(value: Any) -> torch.Tensor | None:

@@ -29,6 +29,7 @@ from fusewright.capture.border.effects import keep, register_hook, registered_at
 from fusewright.capture.border.looked_up import as_read, method_reads, reads_of
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
+from fusewright.capture.border.values.wrapper import is_wrapper
 from fusewright.capture.call.support import guard_saved_hooked
 from fusewright.capture.guards.sources import Attribute
 from fusewright.graph.nodes import leaves
@@ -174,7 +175,16 @@ def _refuse(detail: str) -> NoReturn:
 
 def computed_from(value: Any) -> bool:
     """Whether the graph has computed `value`, and something from it."""
+    if is_wrapper(value):
+        return any(computed_from(getattr(value, name)) for name in value.__tensor_flatten__()[0])
     return _is_ours(value) and value.node.op != "placeholder" and bool(value.node.users)
+
+
+def _refuse_wrapper(tracer: Tracer, tensor: Any, what: str) -> None:
+    """The engine at capture knows traced tensors, not those that are made of them."""
+    if not _is_ours(tensor):
+        with _asking(tracer, [tensor]):
+            _refuse(f"{what} of a {type(tensor).__qualname__}")
 
 
 def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
@@ -327,6 +337,7 @@ def _tensor_and_hook(args: Args, kwargs: Kwargs) -> Args:
 def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_hook: on a tensor made inside, the capture's backward calls the interpreter."""
     tensor, hook = _tensor_and_hook(args, kwargs)
+    _refuse_wrapper(tracer, tensor, "Tensor.register_hook()")
     if tracer.world.outside(tensor) is not None:
         return _register_later(tracer, register_hook, tensor, hook)
     if not tracer.assumptions.custom_gradients:
@@ -387,6 +398,7 @@ def _remove_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _register_accumulate_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_post_accumulate_grad_hook on a leaf from outside."""
     tensor, hook = _tensor_and_hook(args, kwargs)
+    _refuse_wrapper(tracer, tensor, "Tensor.register_post_accumulate_grad_hook()")
     if tracer.world.outside(tensor) is None or not is_leaf(tensor):
         with _asking(tracer, [tensor]):
             _refuse("Tensor.register_post_accumulate_grad_hook() of a tensor made inside")
@@ -418,6 +430,7 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
     world.requires_grad_matters = True
     if not tensors.requires_grad(world, tensor):
         return native(keep_gradient, tensor)  # type: ignore[no-any-return]  # which raises
+    _refuse_wrapper(tracer, tensor, "Tensor.retain_grad()")
     if world.outside(tensor) is not None:
         if not tensors.known_leaf(world, tensor):
             world.effects.hooked[id(tensor)] = tensor, version_of(tensor)
@@ -440,6 +453,7 @@ def _detach(tracer: Tracer, tensor: Any, args: Args = (), kwargs: Kwargs | None 
     world, detach = tracer.world, torch._C.TensorBase.detach_
     if args or kwargs:
         return native(detach, torch.empty(0, device="cpu"), *args, **kwargs or {})  # which raises
+    _refuse_wrapper(tracer, tensor, "Tensor.detach_()")
     outside = world.outside(tensor) is not None
     if torch.is_inference_mode_enabled():
         return tensor if outside else world.torch_call(detach, (tensor,), {})

@@ -56,12 +56,29 @@ def _multi_head(qkv: Any, heads: int, out: tuple[Any, Any], mask: tuple[Any, Any
     return F.linear(attended.transpose(1, 2).flatten(2), *out), shares
 
 
+def _cast(tensor: Any, dtype: torch.dtype) -> Any:
+    """What autocast makes of an argument."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
 def native_multi_head_attention(
     query: Any, key: Any, value: Any, embed_dim: int, num_head: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any,
     proj_bias: Any,
     mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True, mask_type: Any = None,
 ) -> Any:  # fmt: skip
     """torch._native_multi_head_attention (nn.MultiheadAttention calls it with query, key and value the same)."""
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # which knows it as one operator
+        dtype, same = torch.get_autocast_dtype(device), query is key is value
+        tensors = (query, key, value, qkv_weight, qkv_bias, proj_weight, proj_bias, mask)
+        query, key, value, *weights, mask = [_cast(one, dtype) for one in tensors]
+        operands = (query, query, query) if same else (query, key, value)
+        how = (mask, need_weights, average_attn_weights, mask_type)
+        given: list[Any] = [*operands, embed_dim, num_head, *weights, *how]
+        with torch.autocast(device, enabled=False):
+            return native_multi_head_attention(*given)
     average = average_attn_weights if need_weights else None
     if query is key is value:
         qkv = F.linear(query, qkv_weight, qkv_bias)
@@ -78,15 +95,18 @@ def transformer_encoder_layer(
     ffn_weight_1: Any,
     ffn_bias_1: Any, ffn_weight_2: Any, ffn_bias_2: Any, mask: Any = None, mask_type: Any = None,
 ) -> Any:  # fmt: skip
-    """torch._transformer_encoder_layer_fwd of a dense tensor."""
+    """torch._transformer_encoder_layer_fwd of a dense tensor. It adds in place: under autocast sums have the dtype of
+    what is added to."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
-    qkv, out = F.linear(x, qkv_weight, qkv_bias), (proj_weight, proj_bias)
-    x = src + _multi_head(qkv, num_heads, out, (mask, mask_type), None)[0]
+    weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+    x, _ = native_multi_head_attention(x, x, x, embed_dim, num_heads, *weights, mask, False, True, mask_type)
+    x += src
     if not norm_first:
         x = F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
     y = F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps) if norm_first else x
     y = F.linear(y, ffn_weight_1, ffn_bias_1)
-    y = x + F.linear(F.gelu(y) if use_gelu else F.relu(y), ffn_weight_2, ffn_bias_2)
+    y = F.linear(F.gelu(y) if use_gelu else F.relu(y), ffn_weight_2, ffn_bias_2)
+    y += x
     return y if norm_first else F.layer_norm(y, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
 

@@ -92,10 +92,7 @@ def _nested(values: Any, offsets: Any, lengths: Any, least: Any, most: Any, ragg
 
 def leaving_parts(world: World, value: Any) -> tuple[list[Any], functools.partial[Any]]:
     """The parts of a jagged tensor that leaves the graph, and what makes one of real ones."""
-    if value.requires_grad and (value.is_leaf or not torch.is_grad_enabled()):
-        with torch.enable_grad():
-            values = world.recorder.call(torch._nested_get_values, (value,))  # type: ignore[attr-defined]
-    else:
+    with torch.set_grad_enabled(value.requires_grad or torch.is_grad_enabled()):
         values = world.recorder.call(torch._nested_get_values, (value,))  # type: ignore[attr-defined]
     ragged, given, _ = _makeup(value)
     others = [value._offsets, value._lengths, *(value._metadata_cache.get(name) for name in _CACHED)]

@@ -409,6 +409,8 @@ def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) 
             return native(setattr, tensor, name, value)  # type: ignore[no-any-return]
         world.recorder.lacks_form("tensor-attribute", "a store to Tensor.grad of a tensor made inside")
     if name == "requires_grad":
+        if value is True and _requires_grad(world, tensor) and not known_leaf(world, tensor):
+            raise UserException(RuntimeError("you can only change requires_grad flags of leaf variables."))
         return world.tracer.call(torch._C.TensorBase.requires_grad_, (tensor, value))  # type: ignore[no-any-return]
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")

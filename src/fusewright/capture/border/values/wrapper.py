@@ -186,10 +186,26 @@ class Leaving:
 
 def leaving(world: World, value: Any) -> Leaving:
     """Takes apart what leaves the graph."""
+    found = _leaving(world, value)
+    found.together = functools.partial(_as_it_was_made, value.requires_grad, value.is_inference(), found.together)
+    return found
+
+
+def _as_it_was_made(grad: bool, inference: bool, together: Callable[..., torch.Tensor], *parts: Any) -> torch.Tensor:
+    """`together(*parts)`, in the modes in which the program made the wrapper."""
+    if torch.is_inference_mode_enabled() == inference and (torch.is_grad_enabled() or not grad):
+        return together(*parts)
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        return together(*parts)
+
+
+def _leaving(world: World, value: Any) -> Leaving:
+    what = f"a {type(value).__qualname__} that leaves the graph"
+    if value.requires_grad and value.is_leaf:
+        raise GraphBreak(CODE, f"{what} is a leaf")
     if nested.is_jagged(type(value)):
         crossing, make = nested.leaving_parts(world, value)
         return Leaving(crossing, (), make)
-    what = f"a {type(value).__qualname__} that leaves the graph"
     own = taken_apart(value, what)
     if not apart.is_immutable(own.context):
         raise GraphBreak(CODE, f"{what} has a context that can be written to: {own.context!r}")
@@ -201,8 +217,8 @@ def leaving(world: World, value: Any) -> Leaving:
     form = Form(own)
     if not value.requires_grad:
         return Leaving(parts, layout, functools.partial(apart.without_history, form))
-    if value.is_leaf or value._is_view():
-        raise GraphBreak(CODE, f"{what} is a leaf or a view with a history")
+    if value._is_view():
+        raise GraphBreak(CODE, f"{what} is a view with a history")
     form.gradient = apart.of_gradients(own)
     if form.gradient is None:
         form.gradient = own
