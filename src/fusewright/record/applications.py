@@ -84,6 +84,29 @@ class Saving:
 UserCode = Application | Hook | Saving
 
 
+class SeesSaved:
+    """An open context whose functions see what autograd saves; a world closes what a capture leaves open."""
+
+    def __init__(self, saving: Saving | None) -> None:
+        self.saving = saving
+
+    def __exit__(self, *args: object) -> None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+class Forbids:
+    """An open context in which there are no functions that see it, and what forbade them before."""
+
+    def __init__(self, before: str | None) -> None:
+        self.before = before
+
+    def __exit__(self, *args: object) -> None:
+        if self.before is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(self.before)
+
+
 def called(function: types.FunctionType, from_outside: Callable[[Any], bool]) -> Called | None:
     """A function that the call has made; None of one that holds what may be another object at another call.
     `from_outside`: whether a cell was there before."""

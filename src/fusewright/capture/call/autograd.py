@@ -35,7 +35,7 @@ from fusewright.capture.guards.sources import Attribute
 from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import view_chain
 from fusewright.record import applications
-from fusewright.record.applications import Application, Called, Hook, Saving, UserCode
+from fusewright.record.applications import Application, Called, Forbids, Hook, Saving, SeesSaved, UserCode
 from fusewright.record.recorder import BACKWARD, GRAD
 from fusewright.record.traced_tensor import TracedTensor, is_leaf, version_of
 
@@ -483,29 +483,6 @@ METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
 # Hooks on saved tensors.
 
 
-class _SeesSaved:
-    """An open context whose functions see what autograd saves; a world closes what a capture leaves open."""
-
-    def __init__(self, saving: Saving | None) -> None:
-        self.saving = saving
-
-    def __exit__(self, *args: object) -> None:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-
-
-class _Forbids:
-    """An open context in which there are no such functions, and what forbade them before."""
-
-    def __init__(self, before: str | None) -> None:
-        self.before = before
-
-    def __exit__(self, *args: object) -> None:
-        if self.before is None:
-            torch._C._autograd._saved_tensors_hooks_enable()
-        else:
-            torch._C._autograd._saved_tensors_hooks_disable(self.before)
-
-
 def _see_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """What `with saved_tensors_hooks(pack, unpack)` enters: PyTorch's engine calls the interpreter, with what it saves
     now and when the backward is recorded."""
@@ -521,7 +498,7 @@ def _see_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     if pack is not None and unpack is not None:
         saving = Saving(pack, unpack, partial(as_read, reads_of(pack.function)), _last(recorder.graph))
         recorder.user_reads += reads_of(unpack.function)
-    world.disablers.append(_SeesSaved(saving))
+    world.disablers.append(SeesSaved(saving))
     world.repeats.enabled = False
     _note_user_code(tracer, saving)
 
@@ -546,26 +523,26 @@ def _close(tracer: Tracer, kind: type) -> None:
         raise GraphBreak("open-context", "a context of saved tensors that was entered outside is left")
     kept = contexts.pop()
     native(kept.__exit__)
-    if kind is _SeesSaved and kept.saving is not None:
+    if kind is SeesSaved and kept.saving is not None:
         kept.saving.last = _last(tracer.recorder.graph)
 
 
 def _forbid_saved(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """torch._C._autograd._saved_tensors_hooks_disable, which also leaves such a context within another."""
     (message,) = (*args, *kwargs.values())
-    if (contexts := tracer.world.disablers) and type(contexts[-1]) is _Forbids and contexts[-1].before == message:
-        return _close(tracer, _Forbids)
+    if (contexts := tracer.world.disablers) and type(contexts[-1]) is Forbids and contexts[-1].before == message:
+        return _close(tracer, Forbids)
     if guard_saved_hooked(tracer.world):
         raise GraphBreak("autograd-call", "hooks on saved tensors are forbidden while there are some")
     before = _message_of_forbidding(tracer, args, kwargs)
-    contexts.append(_Forbids(before))
+    contexts.append(Forbids(before))
     native(torch._C._autograd._saved_tensors_hooks_disable, message)
 
 
 def _message_of_forbidding(tracer: Tracer, args: Args, kwargs: Kwargs) -> str | None:
     """Why there may be no hooks on saved tensors now."""
     message = native(ask := torch._C._autograd._saved_tensors_hooks_get_disabled_error_message)
-    if not any(type(one) is _Forbids for one in tracer.world.disablers):
+    if not any(type(one) is Forbids for one in tracer.world.disablers):
         tracer.world.guard_answer(ask, (), message)
     return message  # type: ignore[no-any-return]
 
@@ -582,9 +559,9 @@ ROWS: list[tuple[Any, Row]] = [
     (torch._C.set_anomaly_enabled, _set_anomaly),
     (torch.detach_, lambda tracer, args, kwargs: _detach(tracer, args[0], args[1:], kwargs)),
     (torch._C._autograd._push_saved_tensors_default_hooks, _see_saved),
-    (torch._C._autograd._pop_saved_tensors_default_hooks, lambda tracer, args, kwargs: _close(tracer, _SeesSaved)),
+    (torch._C._autograd._pop_saved_tensors_default_hooks, lambda tracer, args, kwargs: _close(tracer, SeesSaved)),
     (torch._C._autograd._saved_tensors_hooks_disable, _forbid_saved),
-    (torch._C._autograd._saved_tensors_hooks_enable, lambda tracer, args, kwargs: _close(tracer, _Forbids)),
+    (torch._C._autograd._saved_tensors_hooks_enable, lambda tracer, args, kwargs: _close(tracer, Forbids)),
     (torch._C._autograd._saved_tensors_hooks_get_disabled_error_message, _message_of_forbidding),
 ]
 
