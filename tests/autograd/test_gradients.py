@@ -832,6 +832,24 @@ def test_of_norms_in_any_memory_format(
         torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("step", [1, 6])
+def test_gradients_of_gradients_in_the_format_of_the_forward(dynamic: bool, step: int) -> None:
+    """The step of a single channel says in which format a convolution computes, and so what can be viewed of it."""
+    kernel = torch.randn(8, 1, 2, 2).requires_grad_()
+
+    def function(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        out = F.conv2d(x, kernel)
+        return out.flatten(2).mT.contiguous().view(out.shape) ** 2
+
+    x = torch.randn(3, 3, 2, 1).requires_grad_().permute(0, 3, 1, 2).as_strided((3, 1, 3, 2), (6, step, 2, 1))
+    found = []
+    for run in (function, fusewright.compile(function, dynamic=dynamic)):
+        (first,) = torch.autograd.grad(run(x, kernel).sum(), kernel, create_graph=True)
+        found.append([first, *torch.autograd.grad(first.square().sum(), [kernel, x])])
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("backend", ["native", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [(2, 4, 3, 4), (2, 4, 1, 1), (1, 4, 2, 3, 4)])

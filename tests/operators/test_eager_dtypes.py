@@ -91,13 +91,15 @@ def test_refused(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (4,), (2, 2, 3, 4)])
 @pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("batched", [False, True])
 def test_a_linear_layer_whose_bias_has_another_dtype(
-    backend: str, dtype: torch.dtype, shape: tuple[int, ...], autocast: bool
+    backend: str, dtype: torch.dtype, shape: tuple[int, ...], autocast: bool, batched: bool
 ) -> None:
     """Eager adds it in place to a product that is apart, as that of what is turned."""
     x, weight = torch.arange(96.0)[: 4 * math.prod(shape[:-1])].view(4, *shape[:-1]).movedim(0, -1) / 7, torch.ones(3, 4) / 3
     found = []
-    for run in (F.linear, fusewright.compile(F.linear, backend=backend)):
+    linear = (lambda x, *rest: torch.func.vmap(lambda row: F.linear(row, *rest))(x[None])) if batched else F.linear
+    for run in (linear, fusewright.compile(linear, backend=backend)):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             try:
                 found.append(run(x, weight, torch.full((3,), 3, dtype=dtype)))

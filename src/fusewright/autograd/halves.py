@@ -377,7 +377,9 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
             "repeated with them. Keep gradients of gradients (create_graph=True) of it out of the recording."
         )
     # Aliases stand for the inputs, whose hooks are called when the gradients of the gradients reach them.
-    inputs = tuple([one.view_as(one) if isinstance(one, torch.Tensor) and one.requires_grad else one for one in inputs])
+    # A view of the same sizes would take another step for a dimension of one element, and operators another format.
+    alias = torch.ops.aten.alias.default
+    inputs = tuple([alias(one) if isinstance(one, torch.Tensor) and one.requires_grad else one for one in inputs])
     with nullcontext() if ctx.random is None else ctx.random.again():
         outputs = halves.replay(*inputs)
     pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]

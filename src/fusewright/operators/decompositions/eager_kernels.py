@@ -49,11 +49,13 @@ def _max_pool1d(
 
 
 def _linear(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where the product is apart, eager adds the bias to it in place, so that it keeps its dtype; to what is traced it
-    adds it out of place."""
+    """Where the product is apart, eager adds the bias to it in place, so that it keeps its dtype; to what is traced, as
+    under the transforms of `torch.func`, it adds it out of place."""
     given = dict(zip(("input", "weight", "bias"), args)) | kwargs
     x, weight, bias = (given.get(name) for name in ("input", "weight", "bias"))
     if not isinstance(bias, torch.Tensor) or not isinstance(x, torch.Tensor) or bias.dtype == x.dtype:
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     made = call(F.linear, (x, weight, bias), {})
     product = call(F.linear, (x, weight), {})  # of which nothing is left if that is not so
