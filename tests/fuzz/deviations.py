@@ -520,15 +520,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "gradients of gradients through what cannot run again",
-        "A hook or a custom function with side effects, or one that takes what may change, is refused (docs/limits.md).",
+        "They need a hook or a custom function once more, and it has side effects, takes what may change, or has written to an "
+        "argument: it is refused (docs/limits.md).",
         ends=lambda ours, eager: "gradients of gradients (create_graph=True) need a custom" in str(ours),
-    ),
-    Deviation(
-        "gradients of gradients of a custom function that writes to an argument",
-        "They need it once more, and what it took is written to by then: it is refused.",
-        ends=lambda ours, eager: (
-            IN_GRADIENTS_OF_GRADIENTS in getattr(ours, "__notes__", ()) and "or writes to an argument" in str(ours)
-        ),
     ),
     Deviation(
         "when a generator dies that a function of a version holds",
