@@ -445,8 +445,8 @@ def _first_difference(
         if again is None or difference(again, theirs, lambda: None) is not None:
             return None  # eager does not agree with itself
         found = replace(found, raised=eager.error is not None)
-        # A row that looks at another program may need the other rows for that one, never itself: three explain enough.
-        deep = len(DEVIATIONS) - len(deviations) >= 2
+        # A row that looks at another program may need the other rows for that one, never itself: two explain enough.
+        deep = len(deviations) < len(DEVIATIONS)
         others = {row: [one for one in deviations if one is not row and not deep] for row in deviations}
         if not any(row.covers(found, text, partial(examine, deviations=others[row])) for row in deviations):
             return Finding("exception" if found.where.startswith("exception") else found.kind, step, str(found))
