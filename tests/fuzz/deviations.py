@@ -283,7 +283,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
             found.kind == "number"
             and ".grad" in found.where
             and ".data" in text
-            and ("backward(KEPT.pop" in text or ".apply_(" in text)  # which no graph holds
+            and (
+                "backward(KEPT.pop" in text
+                or ".apply_(" in text  # which no graph holds
+                or equal_if(found, text, examine, r"\.data\.(?=\w+_\()", ".data.clone().")
+            )
         ),
     ),
     Deviation(
