@@ -130,7 +130,7 @@ def _communicates(module: torch.nn.Module) -> bool:
 
 
 _BASES: Any = vars(type)["__bases__"]
-_OF_CLASS = ("__name__", "__qualname__", "__module__", "__doc__")
+_OF_CLASS = ("__qualname__", "__module__", "__doc__")
 
 
 class TwinBase:
@@ -164,7 +164,7 @@ class TwinBase:
         if known is original:
             return False
         _BASES.__set__(cls, (base, original))  # no metaclass of the program's is asked
-        for name in _OF_CLASS:
+        for name in ("__name__", *_OF_CLASS):
             type.__setattr__(cls, name, getattr(original, name))
         return True
 
@@ -298,9 +298,7 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
     body = {
         **shared,
         "__slots__": tuple(slots),
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
+        **{name: getattr(original, name) for name in _OF_CLASS},
         "__new__": _made_by_class,
         "__class__": property(_class_of, _set_class),  # a class statement with this name in it has no `super()`
         # torch.jit.script would compile them, and needs a list

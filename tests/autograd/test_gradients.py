@@ -800,17 +800,17 @@ def test_of_norms_in_any_memory_format(
             return F.instance_norm(x, None, None, weight, bias)
         return F.batch_norm(x, mean, variance, weight, bias, training=norm == "batch", momentum=0.0)
 
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(shape[0], groups, -1, *shape[2:])
+
     def formula(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         if norm == "batch in evaluation":
-            scaled = (x - mean[:, None, None]) * (variance[:, None, None] + 1e-5).rsqrt()
+            square, middle = variance[:, None, None, None], mean[:, None, None, None]
         else:
-            rows = x.reshape(1, channels, -1) if norm == "batch" else x.reshape(shape[0], groups, -1)
-            rows = x.transpose(0, 1).reshape(1, channels, -1) if norm == "batch" else rows
-            square, middle = torch.var_mean(rows, -1, correction=0, keepdim=True)
-            rows = (rows - middle) * (square + 1e-5).rsqrt()
-            whole = rows.reshape(channels, shape[0], *shape[2:]).transpose(0, 1) if norm == "batch" else rows
-            scaled = whole.reshape(shape)
-        return scaled * weight[:, None, None] + bias[:, None, None]
+            over = (0, 2, 3, 4) if norm == "batch" else (2, 3, 4)
+            square, middle = torch.var_mean(grouped(x), over, correction=0, keepdim=True)
+        scaled = (grouped(x) - middle) * (square + 1e-5).rsqrt()
+        return scaled.reshape(shape) * weight[:, None, None] + bias[:, None, None]
 
     def network(x: torch.Tensor, kernel: torch.Tensor, *rest: torch.Tensor, norm: Callable[..., Any]) -> torch.Tensor:
         x = _through_rows(x) if place == "in front" else x

@@ -446,8 +446,8 @@ def _first_difference(
             return None  # eager does not agree with itself
         found = replace(found, raised=eager.error is not None)
         # A row that looks at another program may need the other rows for that one, never itself: two explain enough.
-        deep = len(deviations) < len(DEVIATIONS)
-        others = {row: [one for one in deviations if one is not row and not deep] for row in deviations}
+        first = len(deviations) == len(DEVIATIONS)
+        others = {row: [one for one in deviations if first and one is not row] for row in deviations}
         if not any(row.covers(found, text, partial(examine, deviations=others[row])) for row in deviations):
             return Finding("exception" if found.where.startswith("exception") else found.kind, step, str(found))
         return None

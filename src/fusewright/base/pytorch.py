@@ -47,6 +47,14 @@ now = _torch
 methods: Any = types.SimpleNamespace(**{name: getattr(_torch.Tensor, name) for name in dir(_torch.Tensor)})
 
 
+def with_history_as(tensor: _torch.Tensor, kind: type) -> _torch.Tensor:
+    """`tensor.as_subclass(kind)`, with the tensor's history also where gradients are not followed."""
+    if torch.is_grad_enabled():
+        return methods.as_subclass(tensor, kind)  # type: ignore[no-any-return]
+    with torch.enable_grad():
+        return methods.as_subclass(tensor, kind)  # type: ignore[no-any-return]
+
+
 def as_bytes(tensor: _torch.Tensor) -> _torch.Tensor:
     """A copy of the bytes of a dense tensor's elements, row by row. Of the tensor itself no bytes can be seen where it
     has a single element and a stride, nor any view taken where it counts no writes."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fusewright._native import isinstance
-from fusewright.base.pytorch import methods, torch
+from fusewright.base.pytorch import torch, with_history_as
 from fusewright.capture.border.values.nested import outside_values
 from fusewright.capture.guards.sources import (
     ArrayTensor,
@@ -52,7 +52,7 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
         return compiled
     cpu, float64, tensor = torch.device("cpu"), torch.float64, torch.tensor
     array, from_numpy, generator = np.ndarray, torch.from_numpy, torch.Generator
-    plain, as_subclass, has_gradients = torch.Tensor, methods.as_subclass, torch.is_grad_enabled
+    plain = torch.Tensor
 
     def run(*inputs: Any) -> Any:
         given = list(inputs)
@@ -61,11 +61,7 @@ def converting(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -
             if position in jagged:
                 given[position] = outside_values(value)
             elif isinstance(value, plain):
-                if has_gradients():
-                    given[position] = as_subclass(value, plain)
-                else:
-                    with torch.enable_grad():  # which the frame may turn on
-                        given[position] = as_subclass(value, plain)
+                given[position] = with_history_as(value, plain)  # gradients may be turned on inside
             elif type(value) is array:
                 given[position] = from_numpy(value)
             elif type(value) is generator:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
-from fusewright.base.pytorch import methods, torch
+from fusewright.base.pytorch import methods, torch, with_history_as
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import aliasing
@@ -499,7 +499,7 @@ class Code:
             self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
         elif is_traced_subclass(value):
             bound = self.bind(kind.__name__, kind)
-            make = _as_subclass if value.requires_grad else methods.as_subclass
+            make = with_history_as if value.requires_grad else methods.as_subclass
             text = self.start(value, f"{self.bind('as_subclass', make)}({text}, {bound})")
         if kind is not torch.Tensor:
             pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())
@@ -572,11 +572,6 @@ class Code:
 
 def _viewed(target: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> torch.Tensor:
     return target(tensor, *args, **kwargs)  # type: ignore[no-any-return]
-
-
-def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
-    with torch.enable_grad():  # as where the tensor was computed
-        return methods.as_subclass(tensor, kind)  # type: ignore[no-any-return]
 
 
 def _gradient(value: Any) -> torch.Tensor | None:
