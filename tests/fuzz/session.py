@@ -555,17 +555,22 @@ def _errors_of(text: str, left: int, largest: float) -> Iterator[int | None]:
         return count if frame.f_code.co_filename.startswith("<fuzz") else None
 
     def stop(number: int, frame: types.FrameType | None) -> None:
-        while not over and frame is not None and frame.f_code is not _errors_of.__code__:
+        while frame is not None and frame.f_code is not _errors_of.__code__:
             if frame.f_code.co_filename.startswith("<fuzz"):  # none is where only what puts things back calls others
-                raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
+                break
             frame = frame.f_back
+        if over or frame is None:
+            return
+        signal.setitimer(signal.ITIMER_REAL, SECONDS[1])  # only now: where this takes longer, it would interrupt itself
+        if frame.f_code is not _errors_of.__code__:
+            raise TooLong  # again and again: a program may catch it, and lines are no longer counted then
 
     before, errors, over, handler = sys.gettrace(), 0, False, signal.signal(signal.SIGALRM, stop)
     output = sys.stdout
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            signal.setitimer(signal.ITIMER_REAL, *SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, SECONDS[0])
             sys.settrace(enter)
             sys.stdout = io.StringIO()
             world = World(text, draft=True)
