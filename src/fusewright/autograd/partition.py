@@ -192,7 +192,7 @@ def _may_have_gaps(node: Node) -> bool:
     if node.op == "placeholder" or not isinstance(kind, TensorType) or not symbols_in((*kind.shape, *kind.stride)):
         return False
     try:
-        return not (builder.is_dense(kind, env_of(node.graph)) or is_dense(kind))
+        return not (builder.is_surely_dense(kind, env_of(node.graph)) or is_dense(kind))
     except Undecided:
         return True
 

@@ -105,7 +105,7 @@ class Builder:
         if same_strides(type_, like):
             return node
         order = dense_order(like.shape, like.stride)
-        if is_dense(type_) and dense_order(type_.shape, type_.stride) == order:
+        if is_surely_dense(type_) and dense_order(type_.shape, type_.stride) == order:
             return node  # a guard has made a number of a product of sizes
         return self.densely(node, order)
 
@@ -135,9 +135,9 @@ def marks_of(node: torch.fx.Node) -> dict[str, object]:
     return {mark: node.meta[mark] for mark in MARKS if node.meta.get(mark)}
 
 
-def is_dense(type_: TensorType, env: ShapeEnv | None = None) -> bool:
-    """Whether every element has its own place and there are no gaps (PyTorch's non-overlapping and dense). env: knows
-    of which products of sizes a guard has made numbers."""
+def is_surely_dense(type_: TensorType, env: ShapeEnv | None = None) -> bool:
+    """Whether sizes show that every element has its own place and there are no gaps (PyTorch's non-overlapping and
+    dense). Asks no guard. env: knows of which products of sizes a guard has made numbers."""
     expected: Any = 1
     for axis in dense_order(type_.shape, type_.stride):
         if type_.shape[axis] == 1:

@@ -27,7 +27,7 @@ from fusewright.base.own_methods import operators_replaced
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal, untraced
-from fusewright.graph.builder import is_dense
+from fusewright.graph.builder import is_surely_dense
 from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import derive, eager_dtypes, shape_rules, size_checks
@@ -201,7 +201,7 @@ class Recorder:
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
         """A placeholder for the gradient of `output`, of its type; row-major where it has gaps or is an argument."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
-        if output.is_input or not is_dense(type_, self.env):
+        if output.is_input or not is_surely_dense(type_, self.env):
             type_ = replace(type_, stride=contiguous_strides(type_.shape))
         node = self._placeholder(name, None)
         node.meta.update(type=type_, tangent=True)

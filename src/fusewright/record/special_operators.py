@@ -17,7 +17,7 @@ from fusewright._native import isinstance
 from fusewright.base.pytorch import methods, torch
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
-from fusewright.graph.builder import is_dense
+from fusewright.graph.builder import is_surely_dense
 from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.operators import decompositions, messages
 from fusewright.operators.host_draws import HOST_DRAW
@@ -170,7 +170,7 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 def _empty_strided(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """With gaps between its elements: a view of memory without. NotImplemented for any other."""
     size, stride = (tuple(map(dim_of, values)) for values in args[-2:])  # type: ignore[call-overload]
-    if 0 in size or is_dense(TensorType(size, stride, torch.float32, torch.device("cpu"))):
+    if 0 in size or is_surely_dense(TensorType(size, stride, torch.float32, torch.device("cpu"))):
         return NotImplemented
     varying = [number for number in (*size, *stride) if not isinstance(number, int)]
     if not all(recorder.env is not None and recorder.env.guard(Relation("<", 0, number)) for number in varying):

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from fusewright.base.errors import CannotFunctionalise
-from fusewright.graph.builder import is_dense
+from fusewright.graph.builder import is_surely_dense
 from fusewright.loops import ir
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
@@ -332,7 +332,7 @@ def as_strided(
         if known_le(0, base) is not True or known_le(last + 1, buffer.span()) is not True:
             if storage_offset is not None:  # the operator would count from the start of all temporary memory
                 raise CannotFunctionalise("as_strided of sizes that are not known, from the start of a tensor")
-            if not is_dense(call.type):  # the operator's copy is, where a half of a training step expects a view
+            if not is_surely_dense(call.type):  # the operator's copy is, where a half of a training step expects a view
                 raise CannotFunctionalise("as_strided of sizes that are not known, with gaps or shared elements")
             raise Fallback("as_strided beyond the buffer")
     return call.result(ir.load(ref.buffer, flat_index(call.axes, stride, base), self.dtype))
@@ -358,7 +358,7 @@ def as_strided_scatter(
     last = first + sum((n - 1) * s for n, s in zip(size, stride))
     copy = Value(call.type, self.expression, low.locations)
     fits = known_le(0, first) is True and known_le(last + 1, numel(self.shape)) is True
-    if not (fits and is_dense(self.type) and is_non_overlapping(size, stride) and same_shape(src.shape, size)):
+    if not (fits and is_surely_dense(self.type) and is_non_overlapping(size, stride) and same_shape(src.shape, size)):
         if storage_offset is None:
             raise Fallback("as_strided_scatter beyond the elements of the tensor, or into elements that share memory")
         raise CannotFunctionalise("as_strided_scatter from the start of memory that begins elsewhere")

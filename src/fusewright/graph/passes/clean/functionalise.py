@@ -28,7 +28,7 @@ from fusewright.base.location import Location
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.signals import memory_was_short, raised_by_handler
-from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
+from fusewright.graph.builder import Builder, env_of, is_surely_dense, marks_of
 from fusewright.graph.nodes import add_call, ancestors, written
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.passes.context import PassContext
@@ -244,7 +244,7 @@ class _Functionaliser:
         targets = [_argument(node, op, i) for i in known.written]
         if known.random:
             for target in _flat(targets):  # type: ignore[assignment]
-                if not is_dense(self.refs[target].type):  # type: ignore[index]
+                if not is_surely_dense(self.refs[target].type):  # type: ignore[index]
                     raise CannotFunctionalise(f"{op} on a tensor with gaps draws its numbers in another order")
         kwargs = {name: value for name, value in node.kwargs.items() if not _is_out(op, name)}
         kwargs |= _lost_defaults(node, op, form)  # type: ignore[arg-type]
@@ -350,7 +350,7 @@ class _Functionaliser:
 
     def _laid_out(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
         """`value` with the strides of `like`, where a fresh tensor can have them."""
-        if not is_dense(like) or same_strides(self._known(value.meta["type"]), self._known(like)):
+        if not is_surely_dense(like) or same_strides(self._known(value.meta["type"]), self._known(like)):
             return value
         return self.build.restride(value, like)
 
@@ -358,7 +358,7 @@ class _Functionaliser:
         """`value` with the strides of a copy of `like`: eager lays out by their order what it computes of such a
         tensor."""
         type_, like = self._known(value.meta["type"]), self._known(like)
-        if same_strides(type_, like) or is_dense(like):
+        if same_strides(type_, like) or is_surely_dense(like):
             return self._laid_out(value, like)
         return self._laid_out(value, derive(aten.clone.default, (like,), {}, self.build.env))  # type: ignore[arg-type]
 
@@ -374,7 +374,7 @@ class _Functionaliser:
             if scatter is None:
                 raise CannotFunctionalise(f"a write through {ref.step.op}")
             parent, step = self._taken(ref, ref.storage.current)
-            if step.op is _STRIDED and not (parent.parent is None and is_dense(self._known(parent.type))):
+            if step.op is _STRIDED and not (parent.parent is None and is_surely_dense(self._known(parent.type))):
                 raise CannotFunctionalise("a write through an as_strided view of a part of an input, or to its gaps")
             base = scatter(self.build, step, self._read(parent), value)
             self._write(parent, self._laid_out(base, parent.type))
@@ -416,7 +416,7 @@ class _Functionaliser:
             if parent.step is not None and (_is_lazy(parent.step.op) or facts(parent.step.op).recasts):
                 raise CannotFunctionalise(f"an as_strided view of what {parent.step.op} gives")
             parent = parent.parent
-        if not is_dense(self._known(parent.type)):
+        if not is_surely_dense(self._known(parent.type)):
             raise CannotFunctionalise("an as_strided view of a new value whose gaps are not those of the tensor")
         size, stride = ref.step.argument(1, "size"), ref.step.argument(2, "stride")
         step = ref.step if parent is ref.parent else ViewStep(_STRIDED, (size, stride, ref.type.offset))
