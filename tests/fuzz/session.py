@@ -151,6 +151,7 @@ class World:
             "compiled": self.compile_part,
             "compiled_": self.compile_in_place,
             "caught": caught,
+            "in_eager": not self.compiled,  # for what deviations add
             **FUNCTIONS,
             **dtypes,
         }
