@@ -101,6 +101,7 @@ Y, X = axis(1, (S2 + 3) // 4), axis(2, (S3 + 3) // 4)
 HALF, PAIRS, JOINED, BACK = axis(0, S0 // 2), axis(0, S0 // 2 * 2), axis(0, S0 + S1), axis(0, 110)
 CROPPED = axis(0, S0 * S2), axis(1, N3 + S1 - 3)
 PADDED = axis(0, N3 + S0), axis(1, S1 * 2 - 8), axis(2, S2)
+MERGED = axis(0, S2 * S3, "o"), axis(1, 64, "i")
 FAR = maximum(BACK.symbol - 5, 5 - BACK.symbol)
 STORED = ir.load("b", 0, I64)
 
@@ -127,6 +128,14 @@ def windows(size: int, width: int, stride: int, dilation: int, padding: int, *le
 
 
 WINDOWS = ((14, 3, 1, 1, 1), (56, 3, 2, 1, 1), (28, 5, 1, 2, 4), (224, 7, 2, 1, 3), (13, 4, 3, 1, 2))
+
+
+def merged(width: int) -> Plan:
+    """Every other pixel of every other row, as the second of four parts of 16 of the last dimension."""
+    pixel, part = (one.symbol for one in MERGED)
+    index = pixel // S3 * S3 * 64 + pixel % S3 * 32 + S3 * 32 + part - 16
+    room = S2 * S3 * 64 - 16
+    return reading(room, index, MERGED, compare("ge", part, 16), compare("lt", part, 16 + width))
 
 
 def joined(*, second: bool) -> Plan:
@@ -233,6 +242,7 @@ FALSE: dict[str, tuple[Any, ...]] = {
     "reflected": (reading(99, 99 - maximum(FAR - 99, 99 - FAR), (BACK,)),),
     **{f"window {y} {x} without a mask": (window(y, x, left_out),) for y, x, left_out in ((-1, 0, 0), (0, -1, 1), (1, 0, 2), (0, 1, 3))},
     **{f"windows {given} without mask {k}": (windows(*given, k),) for given in WINDOWS[::2] for k in range(4)},
+    "more than one of four parts": (merged(17),),
     "the first part": (joined(second=False),),
     "a named mask": (named(S2),),
     "a number checked against another size": (gathering(S0 * S1, ir.checked_index(STORED, S2), S0, S1),),
@@ -260,6 +270,11 @@ def test_what_is_inside_is_shown(name: str) -> None:
 def test_a_planted_wrong_access_is_refused(name: str) -> None:
     made, *facts = FALSE[name]
     assert unproved(made, *facts)
+
+
+def test_what_a_mask_says_of_one_loop_is_seen_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "prove", lambda d, facts, search=True: prove(d, facts, search=False))
+    assert not unproved(merged(16))
 
 
 def test_numbers_that_a_kernel_stored_are_in_the_range_that_it_stored() -> None:

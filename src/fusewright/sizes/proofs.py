@@ -60,8 +60,8 @@ class Given(NamedTuple):
 
 
 class View:
-    """Facts about sizes alone, written into the sizes: of what is known to be at least 1, say, such a symbol. `facts`:
-    the others. multiples: sizes that are a number times another size, as that."""
+    """Facts about sizes alone, or about one loop variable between numbers, written into these: of what is known to be at
+    least 1, say, such a symbol. `facts`: the others. multiples: sizes that are a number times another size, as that."""
 
     def __init__(self, facts: Facts, sizes: Collection[Expr], multiples: Mapping[Expr, Dim] | None = None) -> None:
         multiples = multiples or {}
@@ -69,7 +69,9 @@ class View:
         self.mapping: dict[Expr, Dim] = dict(multiples)
         kept: list[Dim] = []
         for fact in facts:
-            if isinstance(fact, int) or not all(symbol in sizes for symbol in free_symbols(fact)):
+            symbols = free_symbols(fact)
+            numbered = len(symbols) == 1 and not any(isinstance(symbol.upper, Expr) for symbol in symbols)
+            if not symbols or not (numbered or all(symbol in sizes for symbol in symbols)):
                 kept.append(fact)
             else:
                 kept += self.learn(self.of(fact))
