@@ -932,3 +932,38 @@ def test_where_a_gradient_of_a_gradient_is_none(name: str) -> None:
             found.append([one.grad for one in leaves])
         for one in found[1:]:
             torch.testing.assert_close(one, found[0])
+
+
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+IN_FRONT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "view": lambda x: x.mT, "sin": lambda x: x.sin(), "cumprod": lambda x: x.cumprod(2), "write": lambda x: x.clone().mul_(2), "list": lambda x: torch._foreach_sin([x, x])[0],
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x), "checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=False), "custom function": _Twice.apply,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", IN_FRONT)
+def test_no_gradient_arrives_at_what_stands_in_front(name: str, backend: str) -> None:
+    """A custom function has zeros in its place, so it gives some."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = IN_FRONT[name](x)
+        return torch.autograd.grad(F.conv2d(y, w).sum(), y, create_graph=True)[0].square().sum()
+
+    found: list[Any] = []
+    for run in (function, fusewright.compile(function, backend=backend, dynamic=False)):
+        generator = torch.Generator().manual_seed(0)
+        x, w = (torch.randn(2, 2, n, n, generator=generator).requires_grad_() for n in (4, 3))
+        run(x, w).backward()
+        found.append((x.grad, w.grad))
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+    assert (x.grad is None) == (name != "custom function")
