@@ -488,6 +488,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "strides of gradients that the engine adds up in place",
+        "Where it may, the step of a dimension of one element is that of the first of them; `pixel_shuffle` and its kin take it for a "
+        "memory format, and make of it the steps of all (docs/guarantees.md). Equal once gradients are added to new tensors.",
+        lambda found, text, examine: equal_if(
+            found, text, examine, r"(functional\.vjp\(.*)\)\[1\]", r"\1, create_graph=True)[1]", ("strides",)
+        ),
+    ),
+    Deviation(
         "a backward under inference mode",
         "Eager refuses that of a view of a leaf which is made there; behind a graph break ours is the leaf's.",
         ends=lambda ours, eager: ours is None and "element 0 of tensors does not require grad" in str(eager),
