@@ -89,7 +89,8 @@ HALF = re.compile(r"\bb?f16\b|half|autocast")
 BENT = r"\b(hardtanh|relu6|hardswish|elu|celu|selu|hardshrink|softshrink)\((\w+)"
 NORM = r"F\.(instance|layer|group|batch|rms)_norm\((\w+)"
 LEAVES_ROUNDING = (
-    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\)%s)$"
+    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)(?: \* [\d.]+)?"
+    r"|\w+\.log_softmax\([-\d]+\)%s)$"
 )
 
 
