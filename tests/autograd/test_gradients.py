@@ -967,3 +967,24 @@ def test_no_gradient_arrives_at_what_stands_in_front(name: str, backend: str) ->
         found.append((x.grad, w.grad))
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
     assert (x.grad is None) == (name != "custom function")
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "batch_norm in evaluation", "mul", "sin", "relu", "abs", "where", "cumsum", "linear", "detach"])
+def test_which_gradients_one_of_several_results_gives(name: str, backend: str, create_graph: bool) -> None:
+    """None where eager's formulas give none, though another result gives one, and zeros where they give zeros."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, v = x * 1, w * 1
+        first = torch.autograd.grad(UNDEFINED[name](y, v).sum(), y, create_graph=True, allow_unused=True)[0]
+        return () if first is None else first.square().sum(), (y * v).sum()
+
+    found: list[Any] = []
+    for run in (function, fusewright.compile(function, backend=backend, dynamic=False)):
+        generator = torch.Generator().manual_seed(0)
+        leaves = [torch.randn(2, 2, 4, 4, generator=generator).double().requires_grad_() for _ in range(2)]
+        for one in run(*leaves):
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                found.append(torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True, create_graph=create_graph))
+    torch.testing.assert_close(found[len(found) // 2 :], found[: len(found) // 2])
