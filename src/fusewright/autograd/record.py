@@ -87,6 +87,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         raise CannotDifferentiate("a tensor that was made to require a gradient inside is returned")
     if wanted and any(_retains(value) for value in outputs):
         raise CannotDifferentiate("a tensor that retains its gradient is returned")
+    if wanted and any(isinstance(value, TracedTensor) and _hooks(value) for value in outputs):
+        # who asks for the gradient of the result itself is given what its hook makes of it
+        raise CannotDifferentiate("a tensor with a hook is returned")
     leaves: dict[int, TracedTensor] = {
         position: node.meta["leaf"]
         for position, (node, _) in enumerate(recorder.inputs)
@@ -343,6 +346,10 @@ def _retains(value: object) -> bool:
     return isinstance(value, TracedTensor) and any(one.retains_grad for one in (value, memory_root(value)))
 
 
+def _hooks(value: TracedTensor) -> Any:
+    return value._backward_hooks  # type: ignore[attr-defined]
+
+
 def _history(value: TracedTensor) -> object:
     """The tensor's grad_fn; of a view made under no_grad whose base was written to since, nobody may ask."""
     try:
@@ -354,7 +361,7 @@ def _history(value: TracedTensor) -> object:
 def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:
     """The gradient of a view that is made outside never enters the graph: hooks inside would not see it."""
     while value is not root:
-        if value._backward_hooks:  # type: ignore[attr-defined]
+        if _hooks(value):
             raise CannotDifferentiate("a view with a hook is returned together with what it is a view of")
         assert value.viewed is not None
         value = value.viewed
