@@ -596,13 +596,32 @@ def hook_on_one_of_several_results(compiled: Compiled) -> list[Any]:
     def fn(a):
         y = torch.nn.functional.group_norm(a, 1)
         y.register_hook(lambda gradient: gradient * 2)
-        return y
+        return y * 1
 
     a = random(3, 4)
     total = (compiled(fn)(a) * torch.arange(12.0).view(3, 4)).sum()
     (first,) = torch.autograd.grad(total, a, create_graph=True)
     (total + first.square().sum()).backward()
     return [first, a.grad]
+
+
+@program
+def gradient_of_a_hooked_result(compiled: Compiled) -> list[Any]:
+    """It is what the hook makes of it, also where the function that asks is compiled apart from the one that has registered it."""
+
+    def fn(a):
+        y = a.sin()
+        y.register_hook(lambda gradient: gradient * 3)
+        return y
+
+    def asks(a):
+        y = fn(a)
+        return torch.autograd.grad(y.square().sum(), y, create_graph=True)[0]
+
+    a = random(3)
+    y = compiled(fn)(a)
+    (of_result,) = torch.autograd.grad((y * 2).sum(), y, retain_graph=True)
+    return [of_result, *torch.autograd.grad((y * 2).sum(), [y, a]), compiled(asks)(a)]
 
 
 @program

@@ -887,3 +887,104 @@ def test_of_a_batch_norm_whose_gradient_is_turned(shape: tuple[int, ...]) -> Non
         leaves = [one.clone().requires_grad_() for one in given]
         found.append(torch.autograd.grad((run(*leaves) * weights).sum(), leaves))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+_INDEX = torch.tensor([2, 0, 1, 1])
+UNDEFINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": lambda x, w: x + w, "mul": lambda x, w: x * w, "div": lambda x, w: x / w, "square": lambda x, w: x**2, "neg": lambda x, w: -x, "sin": lambda x, w: x.sin(),
+    "relu": lambda x, w: x.relu(), "gelu": lambda x, w: F.gelu(x), "leaky_relu": lambda x, w: F.leaky_relu(x), "prelu": lambda x, w: F.prelu(x, w[0, 0, 0, :1]),
+    "hardtanh": lambda x, w: F.hardtanh(x), "elu": lambda x, w: F.elu(x), "abs": lambda x, w: x.abs(), "floor": lambda x, w: x.floor() + w, "clamp": lambda x, w: x.clamp(min=w),
+    "where": lambda x, w: torch.where(x > 0, x, w), "maximum": lambda x, w: torch.maximum(x, w), "max": lambda x, w: x.max(2)[0], "amin": lambda x, w: x.amin(2) * w.sum(),
+    "sort": lambda x, w: x.sort()[0], "topk": lambda x, w: x.topk(2)[0], "cummax": lambda x, w: x.cummax(2)[0], "cumsum": lambda x, w: x.cumsum(2), "prod": lambda x, w: x.prod(2),
+    "var": lambda x, w: x.var(2), "softmax": lambda x, w: x.softmax(2), "matmul": lambda x, w: x @ w, "linear": lambda x, w: F.linear(x, w[0, 0], w[0, 0, 0]),
+    "linear, relu": lambda x, w: F.linear(x, w[0, 0]).relu(), "conv2d": lambda x, w: F.conv2d(x, w[:, :, :3, :3], w[0, 0, 0, :2]), "conv2d, tanh": lambda x, w: F.conv2d(x, w[:, :, :3, :3]).tanh(),
+    "conv2d, adaptive_max_pool2d": lambda x, w: F.adaptive_max_pool2d(F.conv2d(x, w[:, :, :3, :3]), 2), "conv2d, avg_pool2d": lambda x, w: F.avg_pool2d(F.conv2d(x, w[:, :, :3, :3]), 2),
+    "conv1d": lambda x, w: F.conv1d(x[:, :, 0], w[:, :, 0, :3]), "conv3d": lambda x, w: F.conv3d(x[None], w[:, :, None, :3, :3]), "depthwise": lambda x, w: F.conv2d(x, w[:, :1, :3, :3], groups=2),
+    "conv_transpose2d": lambda x, w: F.conv_transpose2d(x, w[:, :, :3, :3]), "max_pool2d": lambda x, w: F.max_pool2d(x, 2), "batch_norm": lambda x, w: F.batch_norm(x, None, None, w[0, 0, 0, :2], None, True),
+    "batch_norm in evaluation": lambda x, w: F.batch_norm(x, torch.zeros(2).double(), torch.ones(2).double(), w[0, 0, 0, :2]), "layer_norm": lambda x, w: F.layer_norm(x, (4,), w[0, 0, 0]),
+    "index": lambda x, w: x[:, :, _INDEX], "gather": lambda x, w: x.gather(3, _INDEX.expand_as(x)), "scatter": lambda x, w: x.scatter(3, _INDEX.expand_as(x), w), "embedding": lambda x, w: F.embedding(_INDEX, x[0, 0]),
+    "cat": lambda x, w: torch.cat([x, w]), "stack": lambda x, w: torch.stack([x, w, x]), "pad": lambda x, w: F.pad(x, (1, 1, 1, 1), "reflect"), "grid_sample": lambda x, w: F.grid_sample(x, w.reshape(2, 4, 4, 2)),
+    "huber_loss": lambda x, w: F.huber_loss(x, w), "detach": lambda x, w: x.detach() * w,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_where_a_gradient_of_a_gradient_is_none(name: str) -> None:
+    """Not zeros: what does not depend on an argument gives it none, be the argument a leaf or not."""
+    function = UNDEFINED[name]
+
+    def once(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.functional.vjp(lambda y: function(y, w).sum(), x, create_graph=True)[1]
+
+    def twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        inner = torch.func.grad(lambda y: function(y, w).sum())
+        return torch.func.grad(lambda y: inner(y).square().sum())(x)
+
+    for program, leaf in itertools.product((once, twice), (False, True)):
+        found: list[Any] = []
+        for backend in (None, "native") if leaf else (None, "native", "aot_eager", "eager"):
+            run = program if backend is None else fusewright.compile(program, backend=backend, dynamic=False)
+            generator = torch.Generator().manual_seed(0)
+            leaves = [torch.randn(2, 2, 4, 4, generator=generator).double().requires_grad_() for _ in range(2)]
+            result = run(*leaves) if leaf else run(leaves[0].mT, leaves[1] * 1)
+            if result.requires_grad:
+                result.square().sum().backward()
+            found.append([one.grad for one in leaves])
+        for one in found[1:]:
+            torch.testing.assert_close(one, found[0])
+
+
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+IN_FRONT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "view": lambda x: x.mT, "sin": lambda x: x.sin(), "cumprod": lambda x: x.cumprod(2), "write": lambda x: x.clone().mul_(2), "list": lambda x: torch._foreach_sin([x, x])[0],
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x), "checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=False), "custom function": _Twice.apply,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", IN_FRONT)
+def test_no_gradient_arrives_at_what_stands_in_front(name: str, backend: str) -> None:
+    """A custom function has zeros in its place, so it gives some."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = IN_FRONT[name](x)
+        return torch.autograd.grad(F.conv2d(y, w).sum(), y, create_graph=True)[0].square().sum()
+
+    found: list[Any] = []
+    for run in (function, fusewright.compile(function, backend=backend, dynamic=False)):
+        generator = torch.Generator().manual_seed(0)
+        x, w = (torch.randn(2, 2, n, n, generator=generator).requires_grad_() for n in (4, 3))
+        run(x, w).backward()
+        found.append((x.grad, w.grad))
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+    assert (x.grad is None) == (name != "custom function")
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "batch_norm in evaluation", "mul", "sin", "relu", "abs", "where", "cumsum", "linear", "detach"])
+def test_which_gradients_one_of_several_results_gives(name: str, backend: str, create_graph: bool) -> None:
+    """None where eager's formulas give none, though another result gives one, and zeros where they give zeros."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, v = x * 1, w * 1
+        first = torch.autograd.grad(UNDEFINED[name](y, v).sum(), y, create_graph=True, allow_unused=True)[0]
+        return () if first is None else first.square().sum(), (y * v).sum()
+
+    found: list[Any] = []
+    for run in (function, fusewright.compile(function, backend=backend, dynamic=False)):
+        generator = torch.Generator().manual_seed(0)
+        leaves = [torch.randn(2, 2, 4, 4, generator=generator).double().requires_grad_() for _ in range(2)]
+        for one in run(*leaves):
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                found.append(torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True, create_graph=create_graph))
+    torch.testing.assert_close(found[len(found) // 2 :], found[: len(found) // 2])

@@ -62,13 +62,17 @@ BREAKS: dict[str, set[str]] = {
 }
 
 
-# A view with a hook is made at a break where it shares memory with another result, or its elements with each other; so is a hook that
-# writes to what it did not make.
+# A result with a hook is given it behind a break; so is what has a hook that writes to what it did not make.
 HOOKED = (
     "unfold_hooked",
     "unfold_step_hooked",
     "overlapping_hooked",
     "expanded_hooked",
+    "overlapping_columns_hooked",
+    "gaps_hooked",
+    "sliced_hooked",
+    "transposed_hooked",
+    "_of_a_hooked_result",
     "_hooked_beside_its_base",
     "_hooked_of_leaf",
     "_of_hooked_view",

@@ -89,7 +89,8 @@ HALF = re.compile(r"\bb?f16\b|half|autocast")
 BENT = r"\b(hardtanh|relu6|hardswish|elu|celu|selu|hardshrink|softshrink)\((\w+)"
 NORM = r"F\.(instance|layer|group|batch|rms)_norm\((\w+)"
 LEAVES_ROUNDING = (
-    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)|\w+\.log_softmax\([-\d]+\)%s)$"
+    r"= (F\.(?:(?:instance|layer|group|batch|rms)_norm|gelu|cosine_similarity)\(.*\)(?: \* [\d.]+)?"
+    r"|\w+\.log_softmax\([-\d]+\)%s)$"
 )
 
 
@@ -498,6 +499,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "They are the tensor's where the gradient that comes in is laid out otherwise than the output.",
         lambda found, text, examine: (
             found.kind == "strides" and "KEPT" in found.where and "register_hook(lambda g: KEPT.append(g))" in text
+        ),
+    ),
+    Deviation(
+        "strides of gradients that the engine adds up in place",
+        "Where it may, the step of a dimension of one element is that of the first of them; `pixel_shuffle` and its kin take it for a "
+        "memory format, and make of it the steps of all (docs/guarantees.md). Equal once gradients are added to new tensors.",
+        lambda found, text, examine: equal_if(
+            found, text, examine, r"(functional\.vjp\(.*)\)\[1\]", r"\1, create_graph=True)[1]", ("strides",)
         ),
     ),
     Deviation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -496,6 +497,22 @@ def test_of_gradients_that_are_added_up(inside: bool, backend: str) -> None:
             torch.testing.assert_close(found[1], found[0])
             steps = [[step for size, step in zip(shape, one.stride()) if size > 1] for one in found]
             assert steps[0] == steps[1], (shape, given.stride())
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("shuffled", [lambda x: F.pixel_shuffle(x, 2), lambda x: F.pixel_unshuffle(x, 4)], ids=["pixel_shuffle", "pixel_unshuffle"])
+def test_of_gradients_that_are_added_up_and_shuffled(shuffled: Callable[[torch.Tensor], torch.Tensor], backend: str) -> None:
+    """They go by the steps of single elements. With `create_graph` the engine adds to new tensors, and nothing differs."""
+
+    def function(x: torch.Tensor, to_new: bool) -> torch.Tensor:
+        z = shuffled(x)
+        return torch.autograd.grad((z.sin() * F.group_norm(z, 1)).sum(), x, create_graph=to_new)[0]
+
+    compiled = fusewright.compile(function, backend=backend, dynamic=False, recompile_limit=99)
+    for form, to_new in itertools.product((torch.contiguous_format, torch.channels_last), (False, True)):
+        x = torch.rand(2, 4, 4, 4).to(memory_format=form).requires_grad_()
+        found, expected = compiled(x, to_new), function(x, to_new)
+        torch.testing.assert_close(found, expected, check_stride=to_new or form is torch.contiguous_format)
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager"])

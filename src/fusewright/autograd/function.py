@@ -52,16 +52,13 @@ class _Compiled(torch.autograd.Function):
         reaches: tuple[Reach, ...] = ctx.group.reaches
         if not reaches or all(tangent is None for tangent in tangents):
             return (None,) * len(ctx.needs_input_grad)
-        return (None, None, None, *_by_reach(reaches, tangents, gradients(ctx, list(tangents))))
+        return (None, None, None, *_by_reach(ctx.group, tangents, gradients(ctx, list(tangents))))
 
 
-def _by_reach(reaches: tuple[Reach, ...], tangents: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
+def _by_reach(group: Group, tangents: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
     """Of the group's gradients, each input's own, reach by reach."""
-    own: list[Any] = []
-    for reach in reaches:
-        reached = reach.reached_by(tangents)
-        own += [found[place] if reached and place >= 0 else None for place in reach.gradients]
-    return own
+    places = (place for reach in group.reaches for place in reach.gradients)
+    return [found[place] if group.gives(place, tangents) else None for place in places]
 
 
 class _CompiledNatively(torch.autograd.Function):
@@ -90,8 +87,7 @@ class _InParts(torch.autograd.Function):
         progress: buckets.Progress = ctx.progress
         given = list(tangents)
         values = values_for(ctx, given)
-        wanted = {place for reach in ctx.group.reaches if reach.reached_by(given) for place in reach.gradients}
-        progress.wanted = [place in wanted for place in range(len(ctx.group.gradients))]
+        progress.wanted = [ctx.group.gives(place, given) for place in range(len(ctx.group.gradients))]
         progress.values, missing = values, frozenset(place for place, one in enumerate(given) if one is None)
         if torch.is_grad_enabled():
             progress.whole = replayed_gradients(ctx, given)
@@ -281,7 +277,7 @@ def _natively(halves: Halves, plan: Backward, run: Callable[..., Any]) -> Callab
         restore(ctx, halves, group, call)
         found = gradients(ctx, list(tangents)) if error is None else repeated(ctx, list(tangents), error)
         call.inputs = ctx.inputs  # a backward that came to its end has let go of them
-        return (None, *_by_reach(group.reaches, tangents, found))
+        return (None, *_by_reach(group, tangents, found))
 
     try:
         return _native.Differentiable(  # type: ignore[no-any-return]

@@ -77,7 +77,8 @@ class Group:
     saved      see autograd.joint.Split
     tangents   positions of the outputs; row_major: which of their gradients are so, whatever the output is (see
         Backward)
-    gradients  which inputs get a gradient, in order; constant: whether it reads no tangent
+    gradients  which inputs get a gradient, in order; constant: whether it reads no tangent; reads: the outputs (places
+        among the tangents) that it has any part of
     foreign    positions of results that are saved and belong to another node of autograd's graph
     reaches    the inputs by the outputs that lead to them, those that most outputs lead to first
     frees      the outputs (places among the tangents) that free what each other's backward needs
@@ -94,6 +95,7 @@ class Group:
     row_major: tuple[bool, ...]
     gradients: tuple[int, ...]
     constant: tuple[bool, ...]
+    reads: tuple[tuple[int, ...], ...]
     foreign: frozenset[int]
     reaches: tuple[Reach, ...]
     frees: tuple[tuple[int, ...], ...]
@@ -106,6 +108,10 @@ class Group:
     def single(self) -> bool:
         """Whether one node of autograd's graph can stand for the group."""
         return len(self.exits) == 1 and len(self.reaches) <= 1
+
+    def gives(self, place: int, given: Sequence[Any]) -> bool:
+        """Whether there is such a gradient (-1: never), where outputs have these."""
+        return place >= 0 and any(given[output] is not None for output in self.reads[place])
 
     @property
     def many(self) -> bool:
@@ -394,8 +400,8 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
             create_graph=create_graph,
             allow_unused=True,
         )
-    reached = [place for reach in group.reaches if reach.reached_by(given) for place in reach.gradients if place >= 0]
-    if any(found[place] is None and not group.constant[place] for place in reached):
+    expected = (place for place in range(len(wanted)) if group.gives(place, given))
+    if any(found[place] is None and not group.constant[place] for place in expected):
         raise RuntimeError(
             "fusewright: gradients of gradients (create_graph=True) of this compiled function cannot be computed: "
             "an operator inside hides its gradient from PyTorch's autograd. Keep it out of the compiled function, or "

@@ -10,7 +10,7 @@ runs eagerly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,6 +87,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         raise CannotDifferentiate("a tensor that was made to require a gradient inside is returned")
     if wanted and any(_retains(value) for value in outputs):
         raise CannotDifferentiate("a tensor that retains its gradient is returned")
+    if wanted and any(isinstance(value, TracedTensor) and _hooks(value) for value in outputs):
+        # who asks for the gradient of the result itself is given what its hook makes of it
+        raise CannotDifferentiate("a tensor with a hook is returned")
     leaves: dict[int, TracedTensor] = {
         position: node.meta["leaf"]
         for position, (node, _) in enumerate(recorder.inputs)
@@ -134,6 +137,11 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     if freed:  # whoever asks for the gradient of one of these comes to what is freed
         gradients = [(*reached, None) for group in groups for reached in group.inputs]
     defined = [one for one in gradients if one[2] is not None]
+    parts: Any = None
+    # What code of the program's gives of no gradient is not known, nor which sums zeros without memory were part of.
+    lost_parts = recorder.custom_gradients or any("zeros" in node.meta for node in recorder.graph.nodes)
+    if len(tangents) > 1 and not lost_parts:
+        parts = _tangents_read(recorder.graph, tangents)
     repeatable = not recorder.wrapped and all(content(cell) is held for cell, held in recorder.user_cells)
     backward = Backward(
         inputs=known,
@@ -144,6 +152,10 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         ),
         gradients=tuple(position for position, _, _ in defined),
         depends=tuple(depends for _, depends, _ in defined),
+        reads=tuple(
+            depends if parts is None else tuple(place for place in depends if place in parts(value.node)) or depends
+            for _, depends, value in defined
+        ),
         groups=tuple((group.exits, group.frees) for group in groups),
         histories=frozenset(
             position for position in leaves if recorder.inputs[position][0].meta["history"] is not None
@@ -167,6 +179,34 @@ def _no_anomaly() -> Iterator[None]:
         yield
     finally:
         torch.set_anomaly_enabled(*before)
+
+
+def _tangents_read(
+    graph: torch.fx.Graph, tangents: Sequence[TracedTensor]
+) -> Callable[[torch.fx.Node], frozenset[int]]:
+    """Gives for a node the tangents (by place) that it is computed from. Zeros that are made of none of them may stand
+    for the part of any. PyTorch's formulas are linear: of what is not read, there are no others."""
+    reads = {one.node: frozenset((place,)) for place, one in enumerate(tangents)}
+    written: dict[torch.fx.Node, frozenset[int]] = {}  # by what has the memory
+
+    def read(node: torch.fx.Node) -> frozenset[int]:
+        own = reads.get(node, frozenset())
+        return own | written.get(view_chain(node)[0], frozenset()) if written else own
+
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        reads[node] = frozenset().union(*map(read, node.all_input_nodes))
+        if not reads[node] and node.target in _ZEROS:
+            reads[node] = frozenset(range(len(tangents)))
+        for one in leaves_of(written_arguments(node)):
+            if isinstance(one, torch.fx.Node):
+                root = view_chain(one)[0]
+                written[root] = written.get(root, frozenset()) | reads[node]
+    return read
+
+
+_ZEROS = frozenset({torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default})
 
 
 def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]:
@@ -306,6 +346,10 @@ def _retains(value: object) -> bool:
     return isinstance(value, TracedTensor) and any(one.retains_grad for one in (value, memory_root(value)))
 
 
+def _hooks(value: TracedTensor) -> Any:
+    return value._backward_hooks  # type: ignore[attr-defined]
+
+
 def _history(value: TracedTensor) -> object:
     """The tensor's grad_fn; of a view made under no_grad whose base was written to since, nobody may ask."""
     try:
@@ -317,7 +361,7 @@ def _history(value: TracedTensor) -> object:
 def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:
     """The gradient of a view that is made outside never enters the graph: hooks inside would not see it."""
     while value is not root:
-        if value._backward_hooks:  # type: ignore[attr-defined]
+        if _hooks(value):
             raise CannotDifferentiate("a view with a hook is returned together with what it is a view of")
         assert value.viewed is not None
         value = value.viewed

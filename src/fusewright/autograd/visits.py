@@ -31,22 +31,20 @@ class _Pass:
     saved    the output of _Saved, whose node holds what the forward saved; None: the node of the only inputs does
     exits    the nodes of the outputs, as weak references; waiting: those of them that have not run in this pass
     given    the outputs' gradients; found: the gradients of the inputs, once they are known
-    freed    which of `frees` (see Group) earlier passes have freed
+    freed    which of the group's `frees` earlier passes have freed
     device   of the tokens: the engine runs a node on the stream that its gradients are made on
     """
 
-    __slots__ = ("device", "exits", "found", "freed", "frees", "given", "saved", "task", "waiting")
+    __slots__ = ("device", "exits", "found", "freed", "given", "group", "saved", "task", "waiting")
 
-    def __init__(
-        self, saved: torch.Tensor | None, outputs: int, frees: tuple[tuple[int, ...], ...], device: torch.device
-    ) -> None:
+    def __init__(self, saved: torch.Tensor | None, group: Group, device: torch.device) -> None:
         self.saved = saved
-        self.frees = frees
+        self.group = group
         self.device = device
         self.freed: set[int] = set()
         self.exits: list[weakref.ref[Any]] = []
         self.waiting: set[int] = set()
-        self.given: list[Any] = [None] * outputs
+        self.given: list[Any] = [None] * len(group.tangents)
         self.found: list[Any] | None = None
         self.task = -1
 
@@ -64,8 +62,9 @@ class _Pass:
     def take(self, ctx: Any, places: tuple[int, ...]) -> list[Any]:
         """The gradients at `places` (-1: none) for the node `ctx`; each is taken once in a pass."""
         if self.found is None:
+            frees = self.group.frees
             visited = {
-                index for index, part in enumerate(self.frees) if any(self.given[place] is not None for place in part)
+                index for index, part in enumerate(frees) if any(self.given[place] is not None for place in part)
             }
             if visited & self.freed:
                 raise RuntimeError(FREED)
@@ -73,12 +72,12 @@ class _Pass:
             if last and not torch._C._autograd._get_current_graph_task_keep_graph():
                 self.freed |= visited
             holder = ctx if self.saved is None else self.saved.grad_fn
-            self.found = list(gradients(holder, self.given, last and len(self.freed) == len(self.frees)))
+            self.found = list(gradients(holder, self.given, last and len(self.freed) == len(frees)))
             if last:
                 self.given = [None if tangent is None else True for tangent in self.given]
         taken = []
         for place in places:
-            taken.append(self.found[place] if place >= 0 else None)
+            taken.append(self.found[place] if self.group.gives(place, self.given) else None)
             if place >= 0:
                 self.found[place] = None  # whoever accumulates it may keep it as it is
         return taken
@@ -143,7 +142,7 @@ def apply(halves: Halves, group: Group, call: Call) -> list[Any]:
     wanted = [[inputs[position] for position in reach.inputs] for reach in group.reaches]
     alone = (halves, group, call) if len(group.reaches) == len(group.frees) == 1 else None
     saved = None if alone or not wanted else _Saved.apply(halves, group, call, *wanted[0])
-    state = _Pass(saved, len(group.tangents), group.frees, call.results[group.tangents[0]].device)
+    state = _Pass(saved, group, call.results[group.tangents[0]].device)
     # Nodes made later run earlier, where the engine has the choice: all outputs before any inputs.
     tokens: list[Any] = []
     for reach, of in zip(group.reaches, wanted):

@@ -189,6 +189,7 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             row_major=tuple(backward.row_major[place] for place in places),
             gradients=positions,
             constant=tuple(constant[gradient] for gradient in gradients),
+            reads=tuple(tuple(map(places.index, backward.reads[gradient])) for gradient in gradients),
             foreign=frozenset(),
             reaches=reaches,
             frees=tuple(tuple(map(places.index, part)) for part in frees),

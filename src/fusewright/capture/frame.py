@@ -71,6 +71,7 @@ class Backward:
                stand here more than once
     depends    for each gradient, the tangents (their places in `tangents`) whose outputs lead to the input in
         autograd's graph
+    reads      for each gradient, those of them that it has any part of: where only others arrive, there is none
     groups     outputs that share operators, as places among the tangents: by the operator that made them, and by what a
         backward frees
     histories  positions of the inputs that have a history: the others are leaves
@@ -91,6 +92,7 @@ class Backward:
     gradients: tuple[int, ...]
     row_major: tuple[bool, ...] = ()
     depends: tuple[tuple[int, ...], ...] = ()
+    reads: tuple[tuple[int, ...], ...] = ()
     groups: tuple[tuple[Places, Places], ...] = ()
     histories: frozenset[int] = frozenset()
     undefined: tuple[tuple[int, tuple[int, ...]], ...] = ()

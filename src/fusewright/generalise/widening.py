@@ -236,7 +236,7 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
     updates = tuple((source(position), output) for position, output in backward.updates)
     gradients = tuple(map(source, backward.gradients))
     undefined = tuple((source(position), depends) for position, depends in backward.undefined)
-    tangents = backward.tangents, backward.row_major, backward.groups, backward.depends
+    tangents = backward.tangents, backward.row_major, backward.groups, backward.depends, backward.reads
     return backward.outputs, tangents, gradients, undefined, updates, rebuilt, backward.user_code == (), backward.freed
 
 

@@ -388,6 +388,18 @@ _COLLECTIVES = {
     if torch.distributed.is_available() and hasattr(getattr(torch.ops, NAMESPACE), name)
 }
 
+
+def _of_undefined(func: OpOverload) -> Callable[..., Any]:
+    """Where no gradient arrives, these are called without one, and give none."""
+    return lambda recorder, args, kwargs: (None,) * len(func._schema.returns) if args[0] is None else NotImplemented
+
+
+_ATTENTION_BACKWARD = (
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
 _CUDNN_GRID = (0, 0, True)  # bilinear, zeros around, aligned corners: all that cuDNN samples
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
@@ -419,6 +431,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     ),
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,
+    **{func: _of_undefined(func) for func in _ATTENTION_BACKWARD},
     # What PyTorch samples a grid by on a GPU is known by its general form alone: loops compute that, and its types are
     # known.
     aten.cudnn_grid_sampler.default: lambda recorder, args, kwargs: recorder.dispatch(

@@ -190,11 +190,12 @@ class NonLeaf(torch.autograd.Function):
     operators)."""
 
     @staticmethod
-    def forward(context: object, leaf: TracedTensor) -> TracedTensor:
+    def forward(context: Any, leaf: TracedTensor) -> TracedTensor:
+        context.set_materialize_grads(False)  # where no gradient arrives, none is handed on
         return make_traced(leaf.recorder, leaf.node, leaf.tensor_type)
 
     @staticmethod
-    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(context: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return gradient
 
 

@@ -36,6 +36,7 @@ def cumprod(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...],
 class _RunningProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, factors: torch.Tensor, dim: int) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         # Recorded as an operator that autograd sees: for gradients of gradients it runs again with PyTorch's formula.
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             products = aten.cumprod.default(factors, dim)
@@ -44,7 +45,9 @@ class _RunningProduct(torch.autograd.Function):
         return products
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:  # type: ignore[override]
+        if gradient is None:
+            return None, None
         factors, products = ctx.saved_tensors
         dim = ctx.dim
         if factors.is_complex():
