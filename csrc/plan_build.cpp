@@ -227,7 +227,7 @@ bool read_python(Reader &r, const Limits &limits, PythonStep *step) {
 bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
     Reader r(tuple);
     Step step;
-    step.kind = static_cast<StepKind>(r.index(0, 13));
+    step.kind = static_cast<StepKind>(r.index(0, static_cast<int64_t>(StepKind::Change) + 1));
     if (!r.ok()) return false;
     switch (step.kind) {
         case StepKind::Kernel: {

@@ -391,3 +391,47 @@ def test_gradients_of_gradients_beside_an_argument_without_a_version(backend: st
         (once,) = torch.autograd.grad(function(x, b).sum(), x, create_graph=True)
         found.append(torch.autograd.grad(once.sum(), x)[0])
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("norm", ["BatchNorm1d", "InstanceNorm1d"])
+def test_running_statistics_have_the_version_that_eager_leaves(norm: str, backend: str) -> None:
+    """Batch normalisation counts no write to them, so an eager forward may wait for its backward behind another one."""
+    found = []
+    for compiled in (False, True):
+        module = getattr(torch.nn, norm)(4, affine=True, track_running_stats=True)
+        second = fusewright.compile(module, backend=backend) if compiled else module
+        x = torch.arange(60.0).reshape(5, 4, 3).sin().requires_grad_()
+        first = module(x)
+        for _ in range(2):
+            second(x * 2 + 1)
+        (first * first * x).sum().backward()
+        found.append((x.grad, *(one.clone() for one in module.buffers()), *(one._version for one in module.buffers())))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_gradients_of_gradients_behind_another_call(backend: str) -> None:
+    """What the other call writes to is nothing that the first one's results depend on: statistics, a count of calls."""
+
+    class Scored(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(4)
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x).tanh()
+            self.total += y.detach().sum()
+            return y
+
+    found = []
+    for compiled in (False, True):
+        module = Scored()
+        call = fusewright.compile(module, backend=backend) if compiled else module
+        x = torch.arange(20.0).reshape(5, 4).sin().requires_grad_()
+        first, _ = call(x), call(x.detach() * 2 + 1)
+        (once,) = torch.autograd.grad(first.pow(3).sum(), x, create_graph=True)
+        once.square().sum().backward()
+        found.append((x.grad, module.norm.weight.grad, *(one.clone() for one in module.buffers())))
+    torch.testing.assert_close(*found)

@@ -531,3 +531,10 @@ def test_a_fused_update_of_different_dtypes_raises_as_eagers(name: str) -> None:
     for run in (optimizer.step, fusewright.compile(optimizer.step)):
         with pytest.raises(RuntimeError):
             run()
+
+
+def test_clipping_without_gradients_raises_as_eagers() -> None:
+    parameters = [nn.Parameter(torch.ones(3))]
+    for clip in (nn.utils.clip_grad_value_, fusewright.compile(nn.utils.clip_grad_value_)):
+        with pytest.raises(RuntimeError, match="empty"):
+            clip(parameters, 0.1)

@@ -119,6 +119,15 @@ class Group:
         return len(self.exits) > MOST_NODES and len(self.frees) == 1 and self.leaves
 
 
+class Replay(Protocol):
+    """What runs the recorded forward operators with autograd alive: inputs → outputs of the graph."""
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]: ...
+
+    def needed(self) -> frozenset[int]:
+        """The inputs, by place, that the outputs depend on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Halves:
     """forward(*inputs) → (graph outputs..., further saved values...), and the backward in groups.
@@ -137,7 +146,7 @@ class Halves:
 
     forward: Callable[..., tuple[Any, ...]]
     groups: tuple[Group, ...]
-    replay: Callable[..., tuple[Any, ...]] | None
+    replay: Replay | None
     random: tuple[Drawn, ...]
     updates: bool
     outputs: int
@@ -284,7 +293,7 @@ def made_of_zeros(ctx: Any, missing: frozenset[int]) -> bool:
 def _repeatable(ctx: Any) -> bool:
     """Whether the recorded forward can run once more, with the inputs and the random numbers that it had."""
     halves: Halves = ctx.halves
-    if halves.replay is None or ctx.inputs is None or _versions(ctx.inputs) != ctx.versions:
+    if halves.replay is None or ctx.inputs is None or not _unwritten(ctx):
         return False
     return not halves.random or ctx.random is not None
 
@@ -330,6 +339,18 @@ def _versions(inputs: tuple[Any, ...]) -> list[int]:
         return counts
 
 
+def _unwritten(ctx: Any) -> bool:
+    """Whether no input that the results depend on has been written to since the forward."""
+    found = _versions(ctx.inputs)
+    if found == ctx.versions:
+        return True
+    places = [place for place, value in enumerate(ctx.inputs) if isinstance(value, torch.Tensor)]
+    if not len(places) == len(found) == len(ctx.versions):
+        return False
+    needed = ctx.halves.replay.needed()
+    return all(place not in needed for place, *versions in zip(places, found, ctx.versions) if len({*versions}) > 1)
+
+
 def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
     """The tangent in the output's own layout, which the backward was compiled for; zeros for an output that nothing
     depended on."""
@@ -373,7 +394,7 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
             "with fusewright.disable around it."
         )
     inputs = ctx.inputs
-    if halves.updates or (inputs is not None and _versions(inputs) != ctx.versions):
+    if halves.updates or (inputs is not None and not _unwritten(ctx)):
         raise RuntimeError(CHANGED)
     if inputs is None:
         raise RuntimeError(FREED)

@@ -9,14 +9,16 @@ for what it was: that is an error.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from fusewright.autograd.halves import CHANGED
+from fusewright.autograd.halves import CHANGED, Replay
 from fusewright.autograd.joint import output_node
 from fusewright.base.pytorch import torch
+from fusewright.base.records import dataclass
 from fusewright.capture.border.aliasing import written_arguments
 from fusewright.graph.nodes import leaves
 from fusewright.graph.passes.clean.functionalise import functionalise
@@ -24,8 +26,6 @@ from fusewright.operators.overlap import view_chain
 from fusewright.operators.schema import HIDDEN_WRITES, written_by
 from fusewright.record.applications import Application, Called, Hook, Saving, Shape, UserCode
 from fusewright.sizes.expressions import Expr, evaluate
-
-Replay = Callable[..., tuple[Any, ...]]
 
 
 def replay(
@@ -36,17 +36,28 @@ def replay(
     user_code: tuple[UserCode, ...] = (),
 ) -> Replay:
     """`inputs`, `outputs`: how many placeholders and outputs of the recorded graph are the forward's. Prepared at the
-    first call. `user_code` is called again, natively."""
-    prepared: list[_Program] = []
+    first use. `user_code` is called again, natively."""
+    return _Replay(functools.partial(_Program, recorded, inputs, outputs, user_code), constants)
 
-    def run(*values: Any) -> tuple[Any, ...]:
-        if not prepared:
-            prepared.append(_Program(recorded, inputs, outputs, user_code))
-        if prepared[0].changed:
+
+@dataclass(slots=True)
+class _Replay:
+    prepare: Callable[[], _Program]
+    constants: dict[str, torch.Tensor]
+    prepared: _Program | None = None
+
+    def _program(self) -> _Program:
+        self.prepared = self.prepared or self.prepare()
+        return self.prepared
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        program = self._program()
+        if program.changed:
             raise RuntimeError(CHANGED)
-        return prepared[0].run(values, constants)
+        return program.run(values, self.constants)
 
-    return run
+    def needed(self) -> frozenset[int]:
+        return self._program().needed()
 
 
 REPACKED = (
@@ -64,7 +75,7 @@ class _Program:
     ) -> None:
         self.wanted: tuple[Any, ...] = tuple(output_node(graph).args[0])[:outputs]  # type: ignore[arg-type]
         self.inside = {node: one for one in user_code if isinstance(one, Application) for node in one.nodes}
-        self.nodes, self.written = self._needed(graph, inputs, user_code)
+        self.nodes, self.written = self._ran(graph, inputs, user_code)
         self.hooks: dict[torch.fx.Node, list[Hook]] = {}  # by the node behind which they are registered
         places = {node: place for place, node in enumerate(graph.nodes)}
         self.saving: dict[torch.fx.Node, Saving] = {}  # what sees what the node saves: the context that began last
@@ -76,9 +87,23 @@ class _Program:
                 begins, ends = places.get(one.after, -1), places.get(one.last, len(places))
                 self.saving |= {node: one for node in self.nodes if begins < places[node] <= ends}
         inputs_change = any(node.op == "placeholder" for node in self.written)
-        self.changed = inputs_change and _reads_what_changes(functionalise(graph), outputs)
+        self.inputs, self.has_user_code = inputs, bool(user_code)
+        self.functional = functools.cache(lambda: functionalise(graph))
+        self.changed = inputs_change and self._reads_what_changes()
 
-    def _needed(
+    def _reads_what_changes(self) -> bool:
+        """Whether an output depends on an input that takes a new value at the end."""
+        nodes = self.functional().nodes
+        updated = {node.args[0] for node in nodes if node.target is torch.ops.aten.copy_.default}
+        return not updated.isdisjoint(_read(self.functional(), len(self.wanted)))
+
+    def needed(self) -> frozenset[int]:
+        """The inputs, by place, that the outputs depend on, or the user's code may."""
+        read = _read(self.functional(), len(self.wanted))
+        places = enumerate([node for node in self.functional().nodes if node.op == "placeholder"][: self.inputs])
+        return frozenset(place for place, node in places if self.has_user_code or node in read)
+
+    def _ran(
         self, graph: torch.fx.Graph, inputs: int, user_code: tuple[UserCode, ...]
     ) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
         """The forward's placeholders and what its outputs are computed from, in order; and what is written to of that
@@ -188,10 +213,9 @@ def _nodes(value: Any) -> list[torch.fx.Node]:
     return [item for item in leaves(value) if isinstance(item, torch.fx.Node)]
 
 
-def _reads_what_changes(graph: torch.fx.Graph, outputs: int) -> bool:
-    """Whether one of so many outputs of a functional graph depends on an input that takes a new value at its end.
-    Running statistics, which a batch normalisation by its own statistics only hands on, are none that it depends on."""
-    changed = {node.args[0] for node in graph.nodes if node.target is torch.ops.aten.copy_.default}
+def _read(graph: torch.fx.Graph, outputs: int) -> set[Any]:
+    """What so many outputs of a functional graph depend on. Running statistics, which a batch normalisation by its own
+    statistics only hands on, are none of it."""
     seen: set[Any] = set()
     pending = _nodes(output_node(graph).args[0][:outputs])  # type: ignore[index]
     while pending:
@@ -201,7 +225,7 @@ def _reads_what_changes(graph: torch.fx.Graph, outputs: int) -> bool:
         seen.add(node)
         handed_on = written_by(node.target, node.args) if node.target in HIDDEN_WRITES else ()  # type: ignore[arg-type]
         pending += [one for one in node.all_input_nodes if one not in {node.args[place] for place in handed_on}]
-    return not changed.isdisjoint(seen)
+    return seen
 
 
 def _apply(application: Application, environment: dict[torch.fx.Node, Any], sizes: dict[Any, int]) -> None:

@@ -10,11 +10,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch.fx
-
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile, below_autograd
 from fusewright.backends.repeat import repeatable
+from fusewright.base.pytorch import methods, torch
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
 
@@ -26,8 +25,16 @@ def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
     return repeatable(compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples())), graph)
 
 
+def _copy_uncounted(written: torch.Tensor, value: torch.Tensor) -> None:
+    """A write that no version of the tensor counts."""
+    methods.copy_(written.data, value)
+
+
 def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     run_with_grad_mode(graph)
+    for node in graph.nodes:
+        if not node.meta.get("counted", True):
+            node.target = _copy_uncounted
     return below_autograd(to_compile.module(graph).forward)
 
 

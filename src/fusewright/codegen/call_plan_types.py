@@ -30,7 +30,9 @@ STEP_KINDS = (
     "launch",
     "skip",
     "own",
+    "change",
 )
+WRITES_INPUT = ("mutate", "change")
 INTEGER_KINDS = (
     "immediate",
     "value",
@@ -146,9 +148,10 @@ class PythonCall:
 class SlotStep:
     """allocate: make the tensor; window: (re)make a window; release: drop it; check: compare a returned tensor with
     what the plan assumed; own: the same, and it must be the whole of its storage (kernels will write there, and it may
-    be given out); mutate: an input is about to change (its version is counted)."""
+    be given out); mutate: an input is about to change (its version is counted); change: the same, and no version
+    counts it (running statistics)."""
 
-    kind: Literal["allocate", "window", "release", "check", "own", "mutate"]
+    kind: Literal["allocate", "window", "release", "check", "own", "mutate", "change"]
     slot: int
 
 

@@ -15,7 +15,15 @@ from torch._ops import OpOverload
 
 from fusewright.base.errors import ExportError
 from fusewright.base.pytorch import functional, torch
-from fusewright.codegen.call_plan_types import CCall, Guarded, KernelCall, KernelGroup, PythonCall, SlotStep
+from fusewright.codegen.call_plan_types import (
+    WRITES_INPUT,
+    CCall,
+    Guarded,
+    KernelCall,
+    KernelGroup,
+    PythonCall,
+    SlotStep,
+)
 from fusewright.codegen.llvm import target_of
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.exporting.program import ExportedProgram
@@ -251,7 +259,7 @@ def check(name: str, made: CompiledGraph, program: torch.fx.Graph) -> None:
             lines = "".join(dict.fromkeys(line_text(node) for node in called))
             raise ExportError(f"{name} cannot stand alone: there is no generated kernel for {what} ({origin}){lines}")
     for step in steps:
-        if isinstance(step, SlotStep) and step.kind == "mutate":
+        if isinstance(step, SlotStep) and step.kind in WRITES_INPUT:
             raise ExportError(f"{name} cannot stand alone: it writes to an argument or a buffer")
         if not isinstance(step, (KernelCall, KernelGroup)) and not (isinstance(step, SlotStep) and step.kind in MEMORY):
             raise ExportError(f"{name} cannot stand alone: its plan has a step {step!r:.80}")

@@ -431,7 +431,9 @@ class Parser:
         self.expect(r"at\b")
         position = self.integer()
         self.expect(r"\+")
-        return ir.Buffer(name, shape, stride, dtype, device, role, position, self.dim())
+        offset = self.dim()
+        counted = self.accept(r"uncounted\b") is None
+        return ir.Buffer(name, shape, stride, dtype, device, role, position, offset, counted)
 
     def size(self) -> tuple[Expr, tuple[int, int]]:
         symbol = self.symbol()

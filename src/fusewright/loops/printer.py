@@ -322,7 +322,8 @@ def print_program(program: LoopProgram, complete: bool = False) -> str:
 
 
 def _buffer_rest(buffer: Buffer, complete: bool) -> str:
-    return f" at {buffer.position} + {buffer.offset}" if complete else ""
+    uncounted = "" if buffer.counted else " uncounted"
+    return f" at {buffer.position} + {buffer.offset}{uncounted}" if complete else ""
 
 
 def _heading(operation: Operation, known: set[Expr], complete: bool) -> list[str]:

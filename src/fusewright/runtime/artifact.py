@@ -35,7 +35,7 @@ from fusewright.graph.freezing import Prepacking, Ref, Size, Step
 from fusewright.sizes.tensor_type import TensorType
 
 MAGIC = b"FWCP"
-VERSION = 5
+VERSION = 6
 _HEADER = struct.Struct("<4sHI")
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.call_plan_types import (
+    WRITES_INPUT,
     CallPlan,
     CCall,
     KernelCall,
@@ -49,7 +50,7 @@ def unsafe_reason(plan: CallPlan, copied_out: bool = False, may_write: bool = Fa
     for step in plan.steps:
         if (
             isinstance(step, SlotStep)
-            and step.kind == "mutate"
+            and step.kind in WRITES_INPUT
             and not (may_write and plan.slots[step.slot].kind == "input")
         ):
             return "it writes to an input"

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
-from fusewright.codegen.call_plan_types import CallPlan, SlotStep
+from fusewright.codegen.call_plan_types import WRITES_INPUT, CallPlan, SlotStep
 from fusewright.runtime.cudagraphs import (
     MOST_RECORDINGS,
     Inputs,
@@ -207,8 +207,10 @@ class TrainingGraphs:
         drawn = len(forward.call_plan.inputs) - len(forward.draws)
         # they are new at every call
         self.drawn = frozenset(k for k, position in enumerate(self.tensors) if position >= drawn)
-        steps = [step.slot for step in forward.call_plan.steps if isinstance(step, SlotStep) and step.kind == "mutate"]
-        self.written = sorted({forward.call_plan.slots[slot].where for slot in steps})  # running statistics
+        steps = [step for step in forward.call_plan.steps if isinstance(step, SlotStep) and step.kind in WRITES_INPUT]
+        places = {step: forward.call_plan.slots[step.slot].where for step in steps}
+        self.written = sorted(set(places.values()))
+        self.counted = sorted({place for step, place in places.items() if step.kind == "mutate"})
         self.recordings: dict[Any, _Recording] = {}
         self.without: Counter[str] = Counter()
         self.lock = threading.RLock()
@@ -299,8 +301,8 @@ class TrainingGraphs:
             self._after_last(recording)
             recording.inputs.copy_in(inputs)
             self.machine.replay(recording.graph)
-            if self.written:
-                torch.autograd.graph.increment_version([inputs[position] for position in self.written])
+            if self.counted:
+                torch.autograd.graph.increment_version([inputs[position] for position in self.counted])
             results = recording.results
             lease = Lease(recording)
             recording.lease = weakref.ref(lease)

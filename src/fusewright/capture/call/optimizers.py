@@ -105,6 +105,8 @@ def _by_device_and_dtype(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """torch._C._group_tensors_by_device_and_dtype(tensorlistlist, with_indices): {(device, dtype): (lists, indices)},
     by the first list."""
     lists, with_indices = (*args, *kwargs.values(), False)[:2]
+    if not lists or not lists[0]:  # which is refused
+        return tracer.world.torch_call(torch._C._group_tensors_by_device_and_dtype, args, kwargs)
     groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
     for index, first in enumerate(lists[0]):
         parts, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))

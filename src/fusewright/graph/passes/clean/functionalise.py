@@ -1,9 +1,10 @@
 """Functionalise: no operator writes to a tensor any more, except `copy_` into mutated inputs at the very end.
 
 Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure
-operators, followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]); an
-input whose placeholder has meta["updated_outside"] gets none: an output that is this input then is its new value.
-An operator without a pure form writes to private copies, and whoever reads a copy afterwards reads
+operators, followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]). One
+that only operators write which say so nowhere (running statistics) has meta["counted"] False, as no version of it
+grows. An input whose placeholder has meta["updated_outside"] gets none: an output that is this input then is its new
+value. An operator without a pure form writes to private copies, and whoever reads a copy afterwards reads
 `written(copy, operator)`.
 Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph;
 outputs that shared storage still share it; operators that draw random numbers keep their order.
@@ -49,6 +50,7 @@ class _Storage:
     root: torch.fx.Node
     current: torch.fx.Node
     version: int = 0
+    counted: bool = False  # whether PyTorch's version of it grows with a write
 
 
 @dataclass(slots=True)
@@ -170,7 +172,7 @@ class _Functionaliser:
         assert isinstance(op, OpOverload), f"not an ATen operator: {node.format_node()}"
         known = facts(op)
         if op in HIDDEN_WRITES and written_by(op, node.args):
-            self._write_copies(node, written_by(op, node.args))
+            self._write_copies(node, written_by(op, node.args), counted=False)
         elif known.written:
             self._mutation(node)
         elif op in PARTS and node.args[0] in self.refs:
@@ -296,7 +298,7 @@ class _Functionaliser:
             else:
                 self._fresh((node, index), next(new))  # type: ignore[arg-type]
 
-    def _write_copies(self, node: torch.fx.Node, written: tuple[int, ...]) -> None:
+    def _write_copies(self, node: torch.fx.Node, written: tuple[int, ...], counted: bool = True) -> None:
         """No pure form exists: the operator writes to private copies, which then are the new values."""
         op: OpOverload = node.target  # type: ignore[assignment]
         targets = _flat([_argument(node, op, i) for i in written])
@@ -311,7 +313,7 @@ class _Functionaliser:
         kwargs = self._arguments(node.kwargs, copies)
         made = self.build.write(op, args, kwargs, node.meta["type"])  # type: ignore[arg-type]
         for target in targets:
-            self._write(self.refs[target], self.build.written(copies[target], made))
+            self._write(self.refs[target], self.build.written(copies[target], made), counted)
         known = facts(op)
         if isinstance(node.meta["type"], tuple):
             same = iter(targets)
@@ -362,8 +364,9 @@ class _Functionaliser:
             return self._laid_out(value, like)
         return self._laid_out(value, derive(aten.clone.default, (like,), {}, self.build.env))  # type: ignore[arg-type]
 
-    def _write(self, ref: _Ref, value: torch.fx.Node) -> None:
+    def _write(self, ref: _Ref, value: torch.fx.Node, counted: bool = True) -> None:
         storage = ref.storage
+        storage.counted |= counted
         if ref.parent is None:
             value = self._in_order(value, ref.type)
             storage.current = value
@@ -377,7 +380,7 @@ class _Functionaliser:
             if step.op is _STRIDED and not (parent.parent is None and is_surely_dense(self._known(parent.type))):
                 raise CannotFunctionalise("a write through an as_strided view of a part of an input, or to its gaps")
             base = scatter(self.build, step, self._read(parent), value)
-            self._write(parent, self._laid_out(base, parent.type))
+            self._write(parent, self._laid_out(base, parent.type), counted)
         # Else a later read takes the view, whose strides are the recorded ones.
         if same_strides(self._known(value.meta["type"]), self._known(ref.type)):
             ref.value, ref.version = value, storage.version
@@ -477,6 +480,7 @@ class _Functionaliser:
         for storage in mutated:
             copy = self.build.node(aten.copy_.default, (storage.root, storage.current), {}, storage.root.meta["type"])
             copy.meta["epilogue"] = True
+            copy.meta["counted"] = storage.counted
         made = self.new.output(outputs)
         made.meta.update(node.meta)
 
