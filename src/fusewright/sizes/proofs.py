@@ -60,8 +60,8 @@ class Given(NamedTuple):
 
 
 class View:
-    """Facts about sizes alone, or about one loop variable between numbers, written into these: of what is known to be at
-    least 1, say, such a symbol. `facts`: the others. multiples: sizes that are a number times another size, as that."""
+    """Facts about sizes alone, or about one loop variable between numbers, written into these: of what is known to be
+    at least 1, say, such a symbol. `facts`: the others. multiples: sizes that are a number times another size."""
 
     def __init__(self, facts: Facts, sizes: Collection[Expr], multiples: Mapping[Expr, Dim] | None = None) -> None:
         multiples = multiples or {}
