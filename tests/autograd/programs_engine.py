@@ -696,6 +696,29 @@ def asked_again_of_what_was_freed(compiled: Compiled) -> list[Any]:
 
 
 @program
+def a_loss_whose_graph_was_freed_inside(compiled: Compiled) -> list[Any]:
+    """It requires a gradient where the call begins without gradients, too."""
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            loss = a.sin().sum()
+            loss.backward()
+        return loss
+
+    f, found = compiled(fn), []
+    for size, enabled in ((3, False), (5, False), (5, True)):
+        a = random(size, 3)
+        with torch.set_grad_enabled(enabled):
+            loss = f(a)
+        found += [loss, loss.requires_grad, loss.is_leaf, a.grad]
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            found.append(str(error)[:50])
+    return found
+
+
+@program
 def gradients_of_another_dtype_inside(compiled: Compiled) -> list[Any]:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = (x @ w).float().square().sum()

@@ -234,7 +234,8 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
         if plan.freed:
             results = Call(halves, inputs).results[:outputs]
             reached = [inputs[position] for position, _ in plan.undefined] or [visits.anchor()]
-            wanted = iter(_Freed.apply(tuple([results[position] for position in plan.tangents]), *reached))
+            with torch.enable_grad():  # as where the program took the gradient
+                wanted = iter(_Freed.apply(tuple([results[position] for position in plan.tangents]), *reached))
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
         elif plan.tangents and torch.is_grad_enabled():
             results = _apply(halves, routes, inputs)
