@@ -413,7 +413,7 @@ class Plan {
 Value read_json(Bytes data) { return Json(data).whole(); }
 
 Value read_plan(Bytes data) {
-    constexpr int kForm = 5;  // VERSION in artifact.py
+    constexpr int kForm = 6;  // VERSION in artifact.py
     require(data.size >= 10 && std::memcmp(data.data, "FWCP", 4) == 0, "is no call plan");
     require(little(data.data + 4, 2) == kForm, "a call plan of another form");
     Bytes body{data.data + 10, data.size - 10};
