@@ -927,8 +927,13 @@ def test_where_a_gradient_of_a_gradient_is_none(name: str) -> None:
             generator = torch.Generator().manual_seed(0)
             leaves = [torch.randn(2, 2, 4, 4, generator=generator).double().requires_grad_() for _ in range(2)]
             result = run(*leaves) if leaf else run(leaves[0].mT, leaves[1] * 1)
-            if result.requires_grad:
-                result.square().sum().backward()
+            try:
+                if result.requires_grad:
+                    result.square().sum().backward()
+            except RuntimeError as error:  # before PyTorch 2.13
+                if backend is None and name == "grid_sample" and "is not implemented" in str(error):
+                    pytest.skip("this PyTorch has no such derivative")
+                raise
             found.append([one.grad for one in leaves])
         for one in found[1:]:
             torch.testing.assert_close(one, found[0])
