@@ -386,7 +386,7 @@ class Runner {
     bool check(int32_t slot, bool own = false);
     std::string expected_shape(const Slot &slot);
     std::string found_shape(Handle handle);
-    bool mutate(int32_t slot, bool counted);
+    bool mutate(int32_t slot);
     bool pointer(int32_t slot);
     void store(int32_t slot, Handle handle, bool owned, PyObject *object);
     PyObject *object(int32_t slot);  // new reference

@@ -112,8 +112,8 @@ bool Runner::step(Step one) {
         case StepKind::Release: release(one.operand); return true;
         case StepKind::Check: return check(one.operand);
         case StepKind::Own: return check(one.operand, true);
-        case StepKind::Mutate: return mutate(one.operand, true);
-        case StepKind::Change: return mutate(one.operand, false);
+        case StepKind::Mutate: return mutate(one.operand);
+        case StepKind::Change: mutated_ = true; return true;
         case StepKind::Skip: return true;  // `run` steps over what follows
         case StepKind::Gather: {
             const GatherStep &gather = p.gathers[one.operand];
@@ -400,14 +400,12 @@ bool Runner::window(int32_t slot) {
     return true;
 }
 
-bool Runner::mutate(int32_t slot, bool counted) {
-    mutated_ |= !counted;
-    if (!counted) return true;
+bool Runner::mutate(int32_t slot) {
     hold_gil();
     PyObject *tensor = object(slot);
-    bool grown = tensor != nullptr && bump_version(tensor);
+    bool counted = tensor != nullptr && bump_version(tensor);
     Py_XDECREF(tensor);
-    if (!grown) return fail("an input cannot be changed", PyExc_RuntimeError);
+    if (!counted) return fail("an input cannot be changed", PyExc_RuntimeError);
     mutated_ = true;
     return true;
 }

@@ -157,7 +157,8 @@ void CallPlan::read_slot_step(const Value &one) {
     const std::string &kind = one.at(0).string();
     size_t slot = one.at(1).within(0, slots_.size());
     int where = slots_[slot].kind;
-    require(kind != "mutate" && kind != "change", "it writes to an argument or a buffer, which the runtime without Python does not do");
+    require(kind != "mutate" && kind != "change",
+            "it writes to an argument or a buffer, which the runtime without Python does not do");
     // A result that an operator returns is made here where a kernel stands in for the operator.
     require(kind != "allocate" || where == kFresh || where == kReturned, "memory for a tensor that has some");
     require(kind != "window" || where == kWindow, "a window on nothing");

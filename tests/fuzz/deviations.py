@@ -505,8 +505,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "strides of gradients that the engine adds up in place",
         "Where it may, the step of a dimension of one element is that of the first of them; `pixel_shuffle` and its kin take it for a "
         "memory format, and make of it the steps of all (docs/guarantees.md). Equal once gradients are added to new tensors.",
-        lambda found, text, examine: equal_if(
-            found, text, examine, r"(functional\.vjp\(.*)\)\[1\]", r"\1, create_graph=True)[1]", ("strides",)
+        lambda found, text, examine: (
+            bool(re.search(r"pixel_?(un)?shuffle", text, re.IGNORECASE))
+            and equal_if(
+                found, text, examine, r"(functional\.vjp\(.*)\)\[1\]", r"\1, create_graph=True)[1]", ("strides",)
+            )
         ),
     ),
     Deviation(

@@ -139,9 +139,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     defined = [one for one in gradients if one[2] is not None]
     parts: Any = None
     # What code of the program's gives of no gradient is not known, nor which sums zeros without memory were part of.
-    lost_parts = recorder.custom_gradients or any("zeros" in node.meta for node in recorder.graph.nodes)
-    if len(tangents) > 1 and not lost_parts:
-        parts = _tangents_read(recorder.graph, tangents)
+    if len(tangents) > 1 and not recorder.custom_gradients:
+        if not any("zeros" in node.meta for node in recorder.graph.nodes):
+            parts = _tangents_read(recorder.graph, tangents)
     repeatable = not recorder.wrapped and all(content(cell) is held for cell, held in recorder.user_cells)
     backward = Backward(
         inputs=known,

@@ -57,7 +57,7 @@ class _Replay:
         return program.run(values, self.constants)
 
     def needed(self) -> frozenset[int]:
-        return self._program().needed()
+        return self._program().needed
 
 
 REPACKED = (
@@ -97,6 +97,7 @@ class _Program:
         updated = {node.args[0] for node in nodes if node.target is torch.ops.aten.copy_.default}
         return not updated.isdisjoint(_read(self.functional(), len(self.wanted)))
 
+    @functools.cached_property
     def needed(self) -> frozenset[int]:
         """The inputs, by place, that the outputs depend on, or the user's code may."""
         read = _read(self.functional(), len(self.wanted))

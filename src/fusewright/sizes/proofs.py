@@ -71,10 +71,10 @@ class View:
         for fact in facts:
             symbols = free_symbols(fact)
             numbered = len(symbols) == 1 and not any(isinstance(symbol.upper, Expr) for symbol in symbols)
-            if not symbols or not (numbered or all(symbol in sizes for symbol in symbols)):
-                kept.append(fact)
-            else:
+            if symbols and (numbered or all(symbol in sizes for symbol in symbols)):
                 kept += self.learn(self.of(fact))
+            else:
+                kept.append(fact)
         self.facts = tuple(dict.fromkeys(map(self.of, kept)))
 
     def of(self, d: Dim) -> Dim:
