@@ -78,7 +78,7 @@ def path_of(leaf: Leaf) -> str:
 
 
 IDENTITY, CLASS, DTYPE, FLAT = ("identity",), ("class",), ("class", "dtype"), ("class", "value")
-OF_TENSOR = ("class", "dtype", "shape", "layout", "requires_grad", "leaf", "inference")
+OF_TENSOR = ("class", "dtype", "device", "shape", "layout", "requires_grad", "leaf", "inference")
 STRIDED = (*OF_TENSOR, "strides", "memory", "bits")
 
 
@@ -134,19 +134,19 @@ class Walk:
             return
         leaf, grad, inference = _said(lambda: value.is_leaf), value.requires_grad, value.is_inference()
         shape = tuple(value.shape if value.layout is not torch.jagged else (type(size) is int and size for size in value.shape))
-        facts = (kind, value.dtype, shape, value.layout, grad, leaf, inference)
+        facts = (kind, value.dtype, str(value.device), shape, value.layout, grad, leaf, inference)
         with torch.no_grad():  # what is read is compared before anything writes to it
             if value.layout == torch.strided:
                 full = value.numel() > 0
-                strides = tuple(s if size > 1 else None for s, size in zip(value.stride(), facts[2])) if full else None
+                strides = tuple(s if size > 1 else None for s, size in zip(value.stride(), shape)) if full else None
                 bits = value.is_conj(), value.is_neg()
                 facts = (*facts, strides, self.memory(value), bits)
-                held = value.detach()
+                held = value.detach() if value.is_meta else value.detach().cpu()
                 if bits != (False, False):
                     held = held.resolve_conj().resolve_neg()
                 self.leaves.append((path, STRIDED, facts, held))
             else:
-                self.leaves.append((path, OF_TENSOR, facts, None if value.layout is torch.jagged else value.to_dense()))
+                self.leaves.append((path, OF_TENSOR, facts, None if value.layout is torch.jagged else value.to_dense().cpu()))
         for name, ask in PARTS_OF.get(value.layout, {}).items():
             self.walk(ask(value.detach()), (path, name), depth + 1)
         if (leaf is True or value.retains_grad) and not inference and value.grad is not None:

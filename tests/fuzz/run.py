@@ -1,4 +1,5 @@
-"""Runs many random programs in child processes: `python -m tests.fuzz.run tensors --programs 1000 --processes 2`.
+"""Runs many random programs in child processes: `python -m tests.fuzz.run tensors --programs 1000 --processes 2`, on a GPU
+with FUZZ_DEVICE=cuda before it.
 
 A child says each seed before it runs it, so that a crash or a hang of the process is a finding of that seed. A finding
 is made small before it is printed: lines, calls and settings go as long as the same kind of difference stays.
@@ -25,7 +26,7 @@ from typing import Any
 
 from fusewright.base.records import dataclass
 from tests.fuzz import modules, python, state, tensors
-from tests.fuzz.session import Finding, World, errors_of, examine, printed, steps_of
+from tests.fuzz.session import DEVICE, Finding, World, errors_of, examine, printed, steps_of
 
 SLOWEST = 120.0  # seconds that one program may take, its shrinking included
 GENERATORS = {
@@ -50,6 +51,19 @@ SIMPLER = (
     (r"return \w+, (.+)$", r"return \1"),
     (r"= \((.+)\) if .+ else \w+$", r"= \1"),
 )
+
+
+ON_A_GPU = (
+    (r"(autocast|GradScaler)\('cpu'", r"\1('cuda'"),
+    (r"SETTINGS = \{(?!'backend': '(?:eager|aot))", r"SETTINGS = {'mode': 'reduce-overhead', "),  # of every second one
+)
+
+
+def text_of(generator: str, seed: int) -> str:
+    text = GENERATORS[generator](seed)
+    for pattern, other in ON_A_GPU[: 1 + seed % 2] if DEVICE.type == "cuda" else ():
+        text = re.sub(pattern, other, text)
+    return text
 
 
 def smaller(text: str) -> Iterator[str]:
@@ -201,7 +215,7 @@ def child(generator: str, seeds: range, seconds: float) -> None:
     gc.freeze()  # what was imported stays
     for seed in seeds:
         print("seed", seed, flush=True)
-        text = GENERATORS[generator](seed)
+        text = text_of(generator, seed)
         found = examine(text)
         if found is not None:
             text = shrunk(text, found.like, seconds)
@@ -313,12 +327,12 @@ def main() -> int:
         child(arguments.generator, range(*arguments.child), arguments.shrink)
         return 0
     if arguments.eager:
-        world = World(GENERATORS[arguments.generator](arguments.seed))
+        world = World(text_of(arguments.generator, arguments.seed))
         for step in steps_of(world):
             world.run(step)
         return 0
     if arguments.show:
-        print(printed(GENERATORS[arguments.generator](arguments.seed)))
+        print(printed(text_of(arguments.generator, arguments.seed)))
         return 0
     kinds: Counter[str] = Counter()
     lock, start = threading.Lock(), time.monotonic()

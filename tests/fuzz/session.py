@@ -20,6 +20,7 @@ import gc
 import io
 import linecache
 import math
+import os
 import random
 import re
 import signal
@@ -65,6 +66,11 @@ HALVES = (torch.float16, torch.bfloat16)
 HALF = re.compile(r"\bb?f16\b")
 AUTOCAST = re.compile(r"autocast\(|bfloat16|\.half\(")
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
+# Where programs make tensors. On a GPU products and convolutions are exact, and the same each time, so that ours are as
+# near to eager's as on a CPU.
+DEVICE = torch.device(os.environ.get("FUZZ_DEVICE", "cpu"))
+if DEVICE.type == "cuda":
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
 
 
 @dataclass(slots=True)
@@ -109,6 +115,7 @@ class World:
 
     def __post_init__(self) -> None:
         _seed()
+        _on_device()
         self.names.update(self.prelude())
         self.hidden = frozenset(self.names)
         if self.draft:  # of its steps and classes others have asked before
@@ -177,6 +184,7 @@ class World:
         exec(_compiled(PRELUDE), self.names)
         if more.get("state"):
             state.restore()
+            _on_device()
             torch.set_default_dtype(self.dtype(torch.float32))
             exec(_compiled(state.PRELUDE), self.names)
             self.state = True
@@ -216,6 +224,7 @@ class World:
         if self.nudged and dtype in HALVES:
             by = torch.finfo(dtype).eps * (1 - 2 * (torch.arange(made.numel(), device="cpu").reshape(shape) // self.nudged % 2))
             made = (made.double() * (1 + by)).to(dtype)
+        made = made.to(DEVICE)
         made.requires_grad_(grad and (dtype.is_floating_point or dtype.is_complex))
         self.made.append(made)
         return made
@@ -253,7 +262,7 @@ class World:
         if self.python and error is not None:
             said = error
         # How much an operator has drawn before it fails is nobody's business.
-        drawn = None if error else (hash(self.random[0].numpy().tobytes()), hash(self.random[1:3]))
+        drawn = None if error else (hash(b"".join(one.numpy().tobytes() for one in self.random[0])), hash(self.random[1:3]))
         return {"exception": said, "made": self.made, "result": result, "state": state, "generator": drawn}
 
 
@@ -281,7 +290,7 @@ def backward(*results: Any, again: bool = False, apart: bool = False) -> None:
     total: Any = 0
     for number, leaf in enumerate(pytree.tree_leaves(results)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            weights = torch.arange(leaf.numel()).reshape(leaf.shape) % 5 + (number + 1)
+            weights = torch.arange(leaf.numel(), device=leaf.device).reshape(leaf.shape) % 5 + (number + 1)
             total = total + _parts(leaf * weights.to(leaf.dtype)).sum()
     if isinstance(total, torch.Tensor):
         try:
@@ -494,7 +503,7 @@ class Rounding(TorchDispatchMode):
             if isinstance(one, torch.Tensor) and one._is_zerotensor():  # has no memory
                 continue
             if isinstance(one, torch.Tensor) and one.is_floating_point() and one.shape == exact.shape and one.numel():
-                up = (torch.arange(one.numel(), device="cpu").reshape(one.shape) // self.turn + self.count) % 2 == 0
+                up = (torch.arange(one.numel(), device=one.device).reshape(one.shape) // self.turn + self.count) % 2 == 0
                 value, off = one.double(), (one.double() - exact.double()).abs()
                 by = torch.maximum(torch.finfo(one.dtype).eps * value.abs(), 2 * off) * torch.where(up, 1.0, -1.0)
                 one.copy_(torch.where((off != 0) & exact.isfinite(), value + by, value))
@@ -617,8 +626,16 @@ def printed(text: str) -> str:
     return f'from tests.fuzz.session import check\n\ncheck(r"""\n{text.strip()}\n""")\n'
 
 
+def _on_device() -> None:
+    """Tensors for which a program names no device are made there too."""
+    if DEVICE.type != "cpu":
+        torch.set_default_device(DEVICE)
+
+
 def _seed() -> None:
     torch.default_generator.manual_seed(0)
+    if DEVICE.type == "cuda":
+        torch.cuda.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
 
@@ -626,11 +643,14 @@ def _seed() -> None:
 def _random_state() -> tuple[Any, ...]:
     """The generators' states, and the number of the next hook, which a program can tell too."""
     numpy = np.random.get_state()
-    return torch.random.get_rng_state(), random.getstate(), (numpy[1].tobytes(), numpy[2]), numpy, RemovableHandle.next_id
+    drawn = (torch.random.get_rng_state(), *([torch.cuda.get_rng_state()] if DEVICE.type == "cuda" else ()))
+    return drawn, random.getstate(), (numpy[1].tobytes(), numpy[2]), numpy, RemovableHandle.next_id
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
-    torch.random.set_rng_state(state[0])
+    torch.random.set_rng_state(state[0][0])
+    if DEVICE.type == "cuda":
+        torch.cuda.set_rng_state(state[0][1])
     random.setstate(state[1])
     np.random.set_state(state[3])
     RemovableHandle.next_id = state[4]
