@@ -202,10 +202,13 @@ def _in_memory_order(shape: Shape) -> tuple[Axis, ...]:
     main = max(known, key=walked, default=None)
     if main is None or not any(access.bound and access.store for view in shape.views for access in view.accesses):
         return tuple(shape.outer)
-    strides = {axis.symbol: sizes.coefficient(main.index, axis.symbol) for axis in shape.outer}
-    if any(stride is None for stride in strides.values()):
-        return tuple(shape.outer)
-    return tuple(sorted(shape.outer, key=lambda axis: -abs(estimate(strides[axis.symbol] or 0))))
+    strides: dict[Axis, int] = {}
+    for axis in shape.outer:
+        stride = sizes.coefficient(main.index, axis.symbol)
+        if stride is None:
+            return tuple(shape.outer)
+        strides[axis] = -abs(estimate(stride))
+    return tuple(sorted(shape.outer, key=strides.__getitem__))
 
 
 def _crossing_axes(shape: Shape) -> tuple[Axis, Axis] | None:
