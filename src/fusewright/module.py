@@ -26,12 +26,13 @@ Wrap = Callable[[types.FunctionType], Callable[..., Any]]
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether calling `module` runs anything besides its `forward`."""
+    """Whether calling `module` runs anything besides its `forward`. Asks in the order of PyTorch's own call, which says
+    in its error what a module that was not initialised lacks first."""
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
+        module._backward_hooks
         or module._backward_pre_hooks
+        or module._forward_hooks
+        or module._forward_pre_hooks
         or module_hooks._global_forward_hooks
         or module_hooks._global_forward_pre_hooks
         or module_hooks._global_backward_hooks

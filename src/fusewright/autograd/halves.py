@@ -373,7 +373,13 @@ def laid_out(given: torch.Tensor, layout: Layout) -> torch.Tensor:
     shape, stride, dtype, device = layout
     if torch._C._dispatch_keys(given).has(_BATCHED):
         return given  # many at once: the compiled backward leaves it to the recorded operators
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(given)
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    if torch._debug_has_internal_overlap(made) != 1:
+        return made.copy_(given)
+    # What was expanded: equal elements are written to one place, which `copy_` refuses.
+    memory = torch.empty(made.untyped_storage().nbytes() // dtype.itemsize, dtype=dtype, device=device)
+    places = torch.arange(memory.numel(), device=device).as_strided(shape, stride)
+    return memory.put_(places, given.to(memory)).as_strided(shape, stride)
 
 
 def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph: bool = True) -> tuple[Any, ...]:

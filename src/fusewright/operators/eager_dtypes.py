@@ -1,5 +1,5 @@
 """Whether eager has a kernel for these dtypes, and what it gives: meta kernels, and loops of ours, accept more than
-PyTorch's CPU kernels.
+PyTorch's kernels for CPUs and GPUs.
 
 Takes a pointwise operator or a reduction with its arguments and the result type that was inferred (a TensorType in
 each tensor's place); gives the reason why eager would do something else, else "". Always holds: the answer comes from
@@ -10,7 +10,7 @@ with, so no answer serves another one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class _Given(NamedTuple):
 
 def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> str:
     """Why eager refuses the call, or that it gives another dtype; empty when it agrees, or when the operator is none
-    that is asked about, or none of the CPU's."""
+    that is asked about, or is for a device that this machine lacks."""
     if not _is_asked(func):
         return ""
     asked = _asked_with_ones if func in _SIZED else _asked_with
@@ -55,6 +55,8 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     elif func is torch.ops.aten.convolution.default and not kwargs:  # without padding, one group
         args = (*args[:4], [0], *args[5:7], [0], 1)
     given = tuple(map(asked, args)), tuple((name, asked(value)) for name, value in kwargs.items())
+    if "cuda" in _devices(given) and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return ""  # what the program records is none of ours
     found = _answer(func, torch.get_default_dtype(), *given)
     if isinstance(found, str):
         return found
@@ -162,7 +164,7 @@ def _answer(
     func: OpOverload, default: torch.dtype, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]
 ) -> tuple[torch.dtype, ...] | str:
     """The result dtypes, or the error. `default`: the default dtype, which results may depend on."""
-    if _elsewhere((args, tuple(value for _, value in kwargs))):
+    if not {*_devices((args, kwargs))} <= {"cpu", *(("cuda",) if torch.cuda.is_available() else ())}:
         return ()
     if any(map(torch._C._dispatch_tls_is_dispatch_key_included, _OF_TRANSFORMS)):
         # A transform of torch.func sees what runs in its thread, and the answer is for all calls that come.
@@ -201,10 +203,12 @@ def _answer_here(
             return f"{type(error).__name__}: {error}"
 
 
-def _elsewhere(value: object) -> bool:
+def _devices(value: object) -> Iterator[str]:
     if isinstance(value, _Tensor):
-        return value.device != "cpu"
-    return type(value) is tuple and any(map(_elsewhere, value))
+        yield value.device
+    elif type(value) is tuple:
+        for one in value:
+            yield from _devices(one)
 
 
 def _dtypes(result: object) -> tuple[torch.dtype, ...]:
@@ -217,7 +221,7 @@ def _dtypes(result: object) -> tuple[torch.dtype, ...]:
 
 def _made(value: object) -> object:
     if isinstance(value, _Tensor):
-        return torch.ones([1] * value.rank, dtype=value.dtype, device="cpu")
+        return torch.ones([1] * value.rank, dtype=value.dtype, device=value.device)
     return value.value if isinstance(value, _Given) else list(map(_made, value))  # type: ignore[call-overload]
 
 

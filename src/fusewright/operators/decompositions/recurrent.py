@@ -2,7 +2,8 @@
 
 They write out each step of a length: over one that varies, a layer is one operator here. They drop no numbers between
 layers: layers with dropout are recorded one by one. They do not give an LSTM to oneDNN where its input needs gradients,
-so autocast gives other dtypes: the LSTMs that eager gives to it are recorded as eager calls it.
+so autocast gives other dtypes: the LSTMs that eager gives to it are recorded as eager calls it. cuDNN takes a layer whole,
+with its own dropout and dtypes under autocast: on a GPU such a layer runs between graphs, as in eager.
 
 Takes what `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None
 where they are recorded as they come. Always holds: each part computes what eager does, by calling it.
@@ -16,6 +17,7 @@ from typing import Any
 from torch.torch_version import TorchVersion
 
 from fusewright.base.pytorch import torch
+from fusewright.base.signals import GraphBreak
 from fusewright.sizes.interfaces import Recorder
 
 _LIBRARY = torch.library.Library("fusewright", "FRAGMENT")
@@ -62,6 +64,11 @@ def recurrent(
     given = dict(zip(names, args, strict=False)) | kwargs
     if not recorder.symbolic or len(args) + len(kwargs) != len(names) or given.keys() != {*names}:
         return None
+    first = given[names[0]]
+    if isinstance(first, torch.Tensor) and first.device.type == "cuda":
+        if recorder.level != "aten":
+            return None
+        raise GraphBreak("operator-failed", f"torch.{kind} over sizes that vary, on a GPU")
     if not isinstance(given["params"], list | tuple) or not given["params"] or type(given["num_layers"]) is not int:
         return None
     if packed:
