@@ -1,10 +1,10 @@
-"""Where PyTorch's meta kernels say something else than its CPU kernels do, and CPU operators that have no meta kernel
-at all.
+"""Where PyTorch's meta kernels say something else than its kernels do, and CPU operators that have no meta kernel at
+all.
 
 Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said
 (TensorTypes on the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU
-gives. Always holds: a correction leaves the results of other devices alone, but for convolutions of symbolic sizes:
-their format `follows_arguments` on GPUs too. tests/operators/test_meta_kernels.py compares every operator of PyTorch's
+gives. Always holds: of GPUs' operators only those are corrected whose results lie as on a CPU (`_ON_GPUS`, measured), and
+pointwise ones. tests/operators/test_meta_kernels.py compares every operator of PyTorch's
 samples with the real one.
 """
 
@@ -395,12 +395,30 @@ CORRECTIONS: dict[OpOverload, Correction] = {
 }
 
 
+_ON_GPUS = frozenset({
+    aten.convolution.default, aten.native_batch_norm_backward.default, aten.batch_norm_backward.default,
+    aten.binary_cross_entropy.default, aten.binary_cross_entropy_backward.default, aten.huber_loss_backward.default,
+    aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.hardtanh_backward.default,
+    aten.hardswish_backward.default, aten.leaky_relu_backward.default, aten.logit_backward.default, aten.ldexp.Tensor,
+    aten.rsub.Tensor, aten.pow.Scalar, aten.polar.default, aten.normal.Tensor_Tensor, aten.select_scatter.default,
+    aten.slice_scatter.default, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar,
+})  # fmt: skip
+_OF_GPUS: dict[OpOverload, Correction] = {
+    aten.pixel_unshuffle.default: lambda said, *rest: _contiguous(said),
+    # the buffer is the CPU's
+    aten.log_sigmoid_forward.default: lambda said, *rest: (said[0], replace(said[1], shape=(0,), stride=(1,))),
+}
+
+
 def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
     """What takes the result that the meta kernel said and then the operator's arguments, and gives the real result."""
     rule = pointwise.FUNCTIONAL.get(op)
-    correction = CORRECTIONS.get(op) or (_iterated if torch.Tag.pointwise in op.tags else None)
-    if device is None or (device.type != "cpu" and op is not aten.convolution.default):
+    pointwise_one = _iterated if torch.Tag.pointwise in op.tags else None
+    correction = CORRECTIONS.get(op) or pointwise_one
+    if device is None or device.type not in ("cpu", "cuda"):
         correction = None
+    elif device.type == "cuda":
+        correction = _OF_GPUS.get(op) or (correction if op in _ON_GPUS else None if op in CORRECTIONS else pointwise_one)
     if rule is None and correction is None:
         return None
 

@@ -180,6 +180,20 @@ def _convolution(
     return fresh(shape, input)
 
 
+def _cudnn_formats(gradient: TensorType, input: TensorType, weight: TensorType) -> tuple[bool, bool]:
+    """Whether cuDNN's gradients of an input and of a weight are channels-last. It brings the input into the forward's
+    format, and the gradient into the one that the input then suggests; each product takes the format that one of its
+    operands suggests, which single channels and positions leave open."""
+    input = _in_format(input, convolves_channels_last(input, weight))
+    gradient = _in_format(gradient, suggests_channels_last(input))
+    return convolves_channels_last(gradient, weight), convolves_channels_last(input, gradient)
+
+
+def _in_format(t: TensorType, last: bool) -> TensorType:
+    lies_so = is_channels_last(t) if last else is_contiguous(t)
+    return t if lies_so else replace(t, stride=in_format(t.shape, last))
+
+
 def _convolution_backward(
     grad_output: TensorType,
     input: TensorType,
@@ -193,15 +207,19 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> object:
-    """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups
-    and kernels)."""
+    """On a CPU both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes,
+    groups and kernels)."""
     on_cpu = input.device.type == "cpu"
     if input.ndim not in ((3, 4, 5) if on_cpu else (4,)) or 0 in input.shape or not follows_arguments(input):
         return NotImplemented
-    last = convolves_channels_last(input, weight) and keeps_format(
-        input, weight, stride, padding, dilation, transposed, output_padding, groups
-    )
-    strides = in_format(input.shape, last), in_format(weight.shape, last)
+    if not on_cpu:
+        last, of_weight = _cudnn_formats(grad_output, input, weight)
+        strides = in_format(input.shape, last), in_format(weight.shape, of_weight)
+    else:
+        last = convolves_channels_last(input, weight) and keeps_format(
+            input, weight, stride, padding, dilation, transposed, output_padding, groups
+        )
+        strides = in_format(input.shape, last), in_format(weight.shape, last)
     if last and on_cpu and input.ndim > 3 and is_contiguous(weight) and is_channels_last(weight):
         # a weight of one channel or of one position lies in both formats
         if _backend(input, weight, stride, padding, dilation, transposed, output_padding, groups) in _AS_WEIGHTS:
