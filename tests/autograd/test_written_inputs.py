@@ -179,3 +179,60 @@ def test_gradients_of_gradients_as_in_eager(program: Callable[..., Any], backend
                 expected = derivatives(program, first, second, orders)
                 found = derivatives(compiled, first, second, orders)
                 torch.testing.assert_close(found, expected, msg=lambda text: f"{first, second, orders}: {text}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_a_critic_with_spectral_norms_and_a_penalty_on_its_gradient(norm: Any, inside: bool, backend: str) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        critic = nn.Sequential(norm(nn.Linear(4, 8)), nn.LeakyReLU(0.2), nn.BatchNorm1d(8), norm(nn.Linear(8, 1))).double()
+        optimizer = torch.optim.SGD(critic.parameters(), lr=0.05)
+
+        def penalised(x: torch.Tensor, critic: nn.Module = critic) -> tuple[torch.Tensor, torch.Tensor]:
+            y = critic(x)
+            (once,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return y, (once.norm(2, 1) - 1).square().mean()
+
+        if compiled and inside:
+            penalised = fusewright.compile(penalised, backend=backend, fullgraph=True)
+        elif compiled:
+            critic = fusewright.compile(critic, backend=backend, fullgraph=True)
+        for _ in range(4):
+            fake, real, mixed = (torch.randn(5, 4, dtype=torch.float64) for _ in range(3))
+            optimizer.zero_grad()
+            scores = critic(fake).mean() - critic(real).mean()
+            y, penalty = penalised(mixed.requires_grad_(), *(() if inside else (critic,)))
+            (scores + y.mean() + 10 * penalty).backward()
+            optimizer.step()
+            found.append((mixed.grad, [one.grad for one in critic.parameters()], [one.clone() for one in critic.buffers()]))
+    torch.testing.assert_close(found[4:], found[:4])
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("program", [average, by_code_of_its_own])
+def test_what_is_too_large_to_be_kept_is_refused(program: Any, backend: str) -> None:
+    x, y, b = (torch.ones(*shape, dtype=torch.float64) for shape in ((1, 200_000), (200_000,), (200_000,)))
+    result = fusewright.compile(program, backend=backend)(x.requires_grad_(), y, b)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(result.sum(), x, create_graph=True)
+
+
+def test_only_what_may_be_needed_is_copied() -> None:
+    """A call whose gradients do not depend on what it writes to has no more results than before."""
+    halves: list[torch.fx.Graph] = []
+
+    def note(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        halves.append(gm.graph)
+        return gm
+
+    for program, copies in ((counted, 0), (normalised, 1), (average, 1), (average_of_a_copy, 1)):
+        halves.clear()
+        x, y, b = torch.ones(4, 3, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(3)
+        fusewright.compile(program, backend=fusewright.aot(note))(x, y, b)
+        forward = halves[0]
+        placeholder = list(forward.nodes)[2]
+        results = [one for one in forward.output_node().args[0] if one.target is torch.ops.aten.clone.default]  # type: ignore[union-attr]
+        assert sum(one.args[0] is placeholder for one in results) == copies, (program, str(forward))

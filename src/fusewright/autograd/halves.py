@@ -380,8 +380,8 @@ def _replayed(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     places = _tensors(ctx.inputs)
     versions = dict(zip(places, ctx.versions)) if len(places) == len(ctx.versions) else {}
     before = {place: (ctx.inputs[first + at], versions.get(place)) for at, (place, _) in enumerate(halves.before)}
-    counted = [inputs[place] for place, (_, version) in before.items() if version is not None]
-    now = [one._version for one in counted]
+    counted = tuple(inputs[place] for place, (_, version) in before.items() if version is not None)
+    now = tuple(one._version for one in counted)
     try:
         with nullcontext() if ctx.random is None else ctx.random.again():
             return inputs, halves.replay(inputs, before)  # type: ignore[misc]

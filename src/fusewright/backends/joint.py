@@ -133,7 +133,7 @@ def _without(
 
 
 MOST_KEPT = 1 << 20
-"""Bytes of an input that is written to, up to which gradients of gradients may need what it held: each call copies it."""
+"""Bytes of an input that is written to and that gradients of gradients may need as it was: a call copies no more."""
 
 
 def _kept(joint: JointGraph, forward: torch.fx.Graph, places: Collection[int]) -> tuple[tuple[int, int], ...]:
