@@ -39,6 +39,7 @@ struct Differentiable {
     PyObject *forward, *back, *apply, *slowly, *repeat, *random, *as_read;
     PyObject *kinds;  // (dtype, device) of each output that has a gradient, known after the first call
     std::vector<int32_t> *saved, *tangents, *row_major, *wanted, *places;  // as halves.Group has them
+    std::vector<int32_t> *before;  // results that stand behind the inputs in a ForwardCall (see halves.Halves)
     Py_ssize_t outputs;
     int keeps;
     vectorcallfunc vectorcall;
@@ -120,6 +121,21 @@ void read_versions(ForwardCall *call, PyObject *inputs) {
     }
 }
 
+// Puts what written inputs held before the call behind the inputs.
+bool add_before(ForwardCall *call, PyObject *results) {
+    const std::vector<int32_t> &before = *owner_of(call)->before;
+    if (before.empty()) return true;
+    const Py_ssize_t n = PyTuple_GET_SIZE(call->inputs), more = static_cast<Py_ssize_t>(before.size());
+    Held all(PyTuple_New(n + more));
+    for (Py_ssize_t i = 0; all.get() != nullptr && i < n + more; i++) {
+        PyObject *one = i < n ? PyTuple_GET_ITEM(call->inputs, i) : PyTuple_GET_ITEM(results, before[i - n]);
+        PyTuple_SET_ITEM(all.get(), i, Py_NewRef(one));
+    }
+    if (all.get() == nullptr) return false;
+    Py_SETREF(call->inputs, all.release());
+    return true;
+}
+
 // The saved tensors, with None where a value is none; those values are kept in `plain`, which has None for the tensors.
 PyObject *saved_values(ForwardCall *call, PyObject *inputs, PyObject *results) {
     const std::vector<int32_t> &places = *owner_of(call)->saved;
@@ -163,10 +179,12 @@ PyObject *attach(PyObject *, PyObject *const *args, Py_ssize_t n) {
         call->layouts->push_back(layout_of(output, (*self->row_major)[i] != 0));
         PyTuple_SET_ITEM(outputs.get(), static_cast<Py_ssize_t>(i), Py_NewRef(output));
     }
-    if (self->keeps)
-        read_versions(call, inputs.get());
-    else
+    if (!self->keeps)
         Py_CLEAR(call->inputs);
+    else if (!add_before(call, results.get()))
+        return nullptr;
+    else
+        read_versions(call, call->inputs);
     if (PyObject_SetAttr(ctx, names.call, args[1]) < 0 || PyObject_SetAttr(ctx, names.to_save, saved) < 0 ||
         PyObject_SetAttr(ctx, names.materialize, Py_False) < 0)
         return nullptr;
@@ -241,6 +259,7 @@ PyObject *run_forward(Differentiable *self, PyObject *const *inputs, Py_ssize_t 
     const Py_ssize_t made_there = PyTuple_GET_SIZE(results);
     bool fits = self->outputs <= made_there;
     for (int32_t place : *self->saved) fits &= place >= 0 ? place < n : ~place < made_there;
+    for (int32_t place : *self->before) fits &= place >= 0 && place < made_there;
     if (!fits) {
         PyErr_SetString(PyExc_TypeError, "a saved value is no input, and no result of the forward");
         return nullptr;
@@ -435,7 +454,7 @@ PyObject *call_versions(PyObject *object, void *) {
 }
 
 PyMemberDef call_members[] = {
-    {"inputs", T_OBJECT, offsetof(ForwardCall, inputs), 0, "The forward's inputs, while they may be needed."},
+    {"inputs", T_OBJECT, offsetof(ForwardCall, inputs), 0, "The forward's inputs, and `before`, while needed."},
     {"random", T_OBJECT, offsetof(ForwardCall, random), READONLY, "The random generators' states before it."},
     {"plain", T_OBJECT, offsetof(ForwardCall, plain), READONLY, "The saved values that are no tensors."},
     {nullptr, 0, 0, 0, nullptr},
@@ -443,7 +462,7 @@ PyMemberDef call_members[] = {
 
 PyGetSetDef call_getset[] = {
     {"layouts", call_layouts, nullptr, "(shape, strides, dtype, device) of each output that has a gradient.", nullptr},
-    {"versions", call_versions, nullptr, "How often each input tensor had been written to.", nullptr},
+    {"versions", call_versions, nullptr, "How often each tensor of `inputs` had been written to.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -489,12 +508,12 @@ PyObject *differentiable_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         PyErr_SetString(PyExc_NotImplementedError, "this PyTorch's tensors cannot be read natively");
         return nullptr;
     }
-    std::unique_ptr<std::vector<int32_t>> read[5];
-    if (PyTuple_GET_SIZE(places) != 5) {
-        PyErr_SetString(PyExc_TypeError, "places: (saved, tangents, row_major, wanted, gradients)");
+    std::unique_ptr<std::vector<int32_t>> read[6];
+    if (PyTuple_GET_SIZE(places) != 6) {
+        PyErr_SetString(PyExc_TypeError, "places: (saved, tangents, row_major, wanted, gradients, before)");
         return nullptr;
     }
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         read[i] = std::make_unique<std::vector<int32_t>>();
         if (!read_places(PyTuple_GET_ITEM(places, i), read[i].get())) return nullptr;
     }
@@ -521,6 +540,7 @@ PyObject *differentiable_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->row_major = read[2].release();
     self->wanted = read[3].release();
     self->places = read[4].release();
+    self->before = read[5].release();
     self->outputs = outputs;
     self->keeps = keeps;
     self->vectorcall = caught<differentiable_call>;
@@ -542,7 +562,8 @@ void differentiable_dealloc(PyObject *object) {
     Differentiable *self = reinterpret_cast<Differentiable *>(object);
     PyObject_GC_UnTrack(object);
     for (PyObject *part : parts_of(self)) Py_XDECREF(part);
-    for (auto *places : {self->saved, self->tangents, self->row_major, self->wanted, self->places}) delete places;
+    for (auto *places : {self->saved, self->tangents, self->row_major, self->wanted, self->places, self->before})
+        delete places;
     Py_TYPE(object)->tp_free(object);
 }
 

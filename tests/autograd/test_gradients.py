@@ -993,3 +993,36 @@ def test_which_gradients_one_of_several_results_gives(name: str, backend: str, c
             if isinstance(one, torch.Tensor) and one.requires_grad:
                 found.append(torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True, create_graph=create_graph))
     torch.testing.assert_close(found[len(found) // 2 :], found[: len(found) // 2])
+
+
+APART: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {name: UNDEFINED[name] for name in (
+    "grid_sample", "batch_norm in evaluation", "prelu", "conv2d", "conv_transpose2d", "linear", "layer_norm", "mul", "gather", "scatter", "index", "cat", "max", "topk",
+)} | {
+    "a part of split": lambda x, w: x.split(1, 1)[0] * w[:, 1:], "zeros written to": lambda x, w: torch.zeros_like(w).index_put_((_INDEX[1:2],), x[0]) * w, "bicubic": lambda x, w: F.interpolate(x * w, scale_factor=2, mode="bicubic"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("name", APART)
+def test_which_gradients_each_of_two_gradients_gives(name: str, backend: str, create_graph: bool) -> None:
+    """Formulas of gradients of gradients fill zeros with the part of one of the gradients: they are no part of the other."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = APART[name](x, w)
+        return (*torch.autograd.grad((result * v[: len(result)].sum()).sum(), (x, w), create_graph=True, allow_unused=True), result)
+
+    found: list[list[Any]] = []
+    for run in (function, fusewright.compile(function, backend=backend, dynamic=False)):
+        generator = torch.Generator().manual_seed(0)
+        leaves = [torch.randn(2, 2, 4, 4, generator=generator).double().requires_grad_() for _ in range(3)]
+        found.append([])
+        for one in run(*leaves):
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                try:
+                    found[-1] += torch.autograd.grad(one.sum(), leaves, allow_unused=True, retain_graph=True, create_graph=create_graph)
+                except RuntimeError as error:  # before PyTorch 2.13
+                    if run is function and "is not implemented" in str(error):
+                        pytest.skip("this PyTorch has no such derivative")
+                    raise
+    torch.testing.assert_close(found[1], found[0])

@@ -393,14 +393,20 @@ def test_gradients_of_gradients_beside_an_argument_without_a_version(backend: st
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager", fusewright.aot(lambda gm, inputs: gm)])
 @pytest.mark.parametrize("norm", ["BatchNorm1d", "InstanceNorm1d"])
-def test_running_statistics_have_the_version_that_eager_leaves(norm: str, backend: str) -> None:
+def test_running_statistics_have_the_version_that_eager_leaves(norm: str, backend: Any, inside: bool) -> None:
     """Batch normalisation counts no write to them, so an eager forward may wait for its backward behind another one."""
     found = []
     for compiled in (False, True):
         module = getattr(torch.nn, norm)(4, affine=True, track_running_stats=True)
-        second = fusewright.compile(module, backend=backend) if compiled else module
+
+        def function(x: torch.Tensor, module: Any = module) -> torch.Tensor:
+            result = module(x)
+            return torch.autograd.grad(result.sin().sum(), x, create_graph=True)[0] if inside else result  # type: ignore[no-any-return]
+
+        second = fusewright.compile(function, backend=backend) if compiled else function
         x = torch.arange(60.0).reshape(5, 4, 3).sin().requires_grad_()
         first = module(x)
         for _ in range(2):

@@ -263,6 +263,24 @@ def test_gradients_of_gradients(made: list[TrainingGraphs]) -> None:
     both(program)
 
 
+def test_gradients_of_gradients_of_what_the_forward_writes_to(made: list[TrainingGraphs]) -> None:
+    """What it held before lies in the recording's memory, which no other forward takes meanwhile."""
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3), n_power_iterations=2)
+    start, found = copy.deepcopy(model.state_dict()), []
+    for run in (model, compiled(model)):
+        model.load_state_dict(start)
+        model.zero_grad()
+        STATE[:] = list(model.buffers())
+        for k in range(6):
+            x = batch(k).requires_grad_()
+            first, second = run(x), run(batch(k + 1).requires_grad_())
+            (once,) = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
+            (once.square().sum() + first.sum() + second.sum()).backward()
+        found.append([*gradients(model), *(one.clone() for one in model.buffers())])
+    torch.testing.assert_close(found[1], found[0])
+    assert made[0].recordings and made[0].without[PENDING]
+
+
 def test_saved_tensors_that_hooks_replace(made: list[TrainingGraphs]) -> None:
     def program(run: Any, model: nn.Module) -> Any:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):

@@ -288,7 +288,10 @@ def _natively(halves: Halves, plan: Backward, run: Callable[..., Any]) -> Callab
             run,
             repeat,
             functools.partial(states_of, halves.random) if halves.random and halves.replay is not None else None,
-            (group.saved, group.tangents, group.row_major, reach.inputs, reach.gradients),
+            (
+                group.saved, group.tangents, group.row_major, reach.inputs, reach.gradients,
+                tuple(result for _, result in halves.before),
+            ),
             halves.outputs,
             not halves.updates,
             halves.as_read,

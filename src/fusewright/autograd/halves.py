@@ -120,12 +120,17 @@ class Group:
 
 
 class Replay(Protocol):
-    """What runs the recorded forward operators with autograd alive: inputs → outputs of the graph."""
+    """What runs the recorded forward operators with autograd alive: inputs → those outputs that have gradients (None
+    for others). before: what inputs (by place) held that the call has written to since, and the version that it left
+    them with."""
 
-    def __call__(self, *values: Any) -> tuple[Any, ...]: ...
+    def __call__(self, values: tuple[Any, ...], before: dict[int, tuple[Any, int | None]]) -> tuple[Any, ...]: ...
 
     def needed(self) -> frozenset[int]:
-        """The inputs, by place, that the outputs depend on."""
+        """The inputs, by place, that these outputs depend on."""
+
+    def changed(self) -> frozenset[int]:
+        """The inputs, by place, that the operators write to, and what they held before counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,8 @@ class Halves:
     outputs   number of graph outputs
     parts     the backward of the one group in several parts (see autograd.buckets); empty: in one
     graphs    what runs the forward and the backward of the one group instead of themselves, if anything does
+    before    (input, result of the forward): what the input held before the call, which writes to it and whose replay
+        reads it
     as_read   whether what the program's own code looks up in the backward is what it was; None: it looks up nothing
     fell_back is told why when the compiled backward could not finish and the recorded operators ran instead
     """
@@ -151,6 +158,7 @@ class Halves:
     updates: bool
     outputs: int
     fell_back: Callable[[str], None]
+    before: tuple[tuple[int, int], ...] = ()
     as_read: Callable[[], bool] | None = None
     parts: tuple[buckets.CompiledPart, ...] = ()
     graphs: Graphs | None = None
@@ -204,6 +212,8 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
     ctx.layouts = [_layout(results[place], row_major) for place, row_major in zip(group.tangents, group.row_major)]
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     ctx.saved_layouts = [_stored(value) for value in saved] if hooked else None
+    if halves.before:
+        inputs = (*inputs, *[results[place] for _, place in halves.before])
     ctx.inputs = None if halves.updates else inputs
     ctx.versions = [] if halves.updates else _versions(inputs)
     ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
@@ -340,15 +350,44 @@ def _versions(inputs: tuple[Any, ...]) -> list[int]:
 
 
 def _unwritten(ctx: Any) -> bool:
-    """Whether no input that the results depend on has been written to since the forward."""
+    """Whether what the results depend on is there as it was: no input has been written to since the forward, and what
+    the forward has written to is kept."""
+    kept = {place for place, _ in ctx.halves.before}
+    if not kept.issuperset(ctx.halves.replay.changed()):
+        return False
     found = _versions(ctx.inputs)
     if found == ctx.versions:
         return True
-    places = [place for place, value in enumerate(ctx.inputs) if isinstance(value, torch.Tensor)]
+    places = _tensors(ctx.inputs)
     if not len(places) == len(found) == len(ctx.versions):
         return False
-    needed = ctx.halves.replay.needed()
+    needed = ctx.halves.replay.needed() - kept
     return all(place not in needed for place, *versions in zip(places, found, ctx.versions) if len({*versions}) > 1)
+
+
+def _tensors(inputs: tuple[Any, ...]) -> list[int]:
+    return [place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+
+
+def _replayed(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Aliases of the inputs, and the outputs that the recorded operators compute of them."""
+    halves: Halves = ctx.halves
+    first = len(ctx.inputs) - len(halves.before)
+    # Aliases stand for the inputs, whose hooks are called when the gradients of the gradients reach them.
+    # A view of the same sizes would take another step for a dimension of one element, and operators another format.
+    alias, inputs = torch.ops.aten.alias.default, ctx.inputs[:first]
+    inputs = tuple([alias(one) if isinstance(one, torch.Tensor) and one.requires_grad else one for one in inputs])
+    places = _tensors(ctx.inputs)
+    versions = dict(zip(places, ctx.versions)) if len(places) == len(ctx.versions) else {}
+    before = {place: (ctx.inputs[first + at], versions.get(place)) for at, (place, _) in enumerate(halves.before)}
+    counted = tuple(inputs[place] for place, (_, version) in before.items() if version is not None)
+    now = tuple(one._version for one in counted)
+    try:
+        with nullcontext() if ctx.random is None else ctx.random.again():
+            return inputs, halves.replay(inputs, before)  # type: ignore[misc]
+    finally:
+        if counted:
+            torch._C._autograd._unsafe_set_version_counter(counted, now)
 
 
 def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
@@ -409,12 +448,7 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
             "fusewright: the forward drew random numbers while the program recorded a CUDA graph; it cannot be "
             "repeated with them. Keep gradients of gradients (create_graph=True) of it out of the recording."
         )
-    # Aliases stand for the inputs, whose hooks are called when the gradients of the gradients reach them.
-    # A view of the same sizes would take another step for a dimension of one element, and operators another format.
-    alias = torch.ops.aten.alias.default
-    inputs = tuple([alias(one) if isinstance(one, torch.Tensor) and one.requires_grad else one for one in inputs])
-    with nullcontext() if ctx.random is None else ctx.random.again():
-        outputs = halves.replay(*inputs)
+    inputs, outputs = _replayed(ctx)
     pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]
     pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
     wanted = [inputs[position] for position in group.gradients]

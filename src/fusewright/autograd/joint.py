@@ -184,9 +184,9 @@ def _shown(graph: torch.fx.Graph, gradients: Sequence[Any]) -> dict[torch.fx.Nod
             size = elements(node.meta["type"])
             found[node] = min(found.get(node, (size, place)), (size, place))
     for node in reversed(graph.nodes):
-        if node in found and (_name(node) in _KEEPS_NAN or node.target is operator.getitem):
+        if node in found and (name_of(node) in _KEEPS_NAN or node.target is operator.getitem):
             for read in node.all_input_nodes:
-                if node.target is not operator.getitem or _name(read) in _KEEPS_NAN:
+                if node.target is not operator.getitem or name_of(read) in _KEEPS_NAN:
                     found[read] = min(found.get(read, found[node]), found[node])
     return {node: place for node, (_, place) in found.items()}
 
@@ -201,7 +201,7 @@ def _reached(node: torch.fx.Node, gradients: Sequence[Any]) -> list[int]:
     return [place for place, one in enumerate(gradients) if one in reached]
 
 
-def _name(node: torch.fx.Node) -> str:
+def name_of(node: torch.fx.Node) -> str:
     """Of the operator, without its overload; empty for what is none."""
     if not isinstance(node.target, OpOverload):
         return ""
@@ -212,7 +212,7 @@ def _keeps_zero(node: torch.fx.Node) -> bool:
     """Whether zeros in the place of what is read give zeros, whatever else is read."""
     if not isinstance(node.target, OpOverload):
         return True  # an element of several results
-    name = _name(node)
+    name = name_of(node)
     if name in ("mul", "div"):  # by a finite number
         number = node.args[1]
         return isinstance(number, (int, float)) and math.isfinite(number) and (name == "mul" or number != 0)
@@ -228,7 +228,7 @@ def _vanishes(node: torch.fx.Node, reads: dict[torch.fx.Node, frozenset[int]]) -
     """Whether zeros in the place of the tangents surely give zeros, whatever finite values are read besides."""
     if not isinstance(node.target, OpOverload):
         return True
-    name, numbers = _name(node), [one for one in node.args[1:] if isinstance(one, (int, float))]
+    name, numbers = name_of(node), [one for one in node.args[1:] if isinstance(one, (int, float))]
     if name in ("mul", "mm", "bmm", "mv", "dot") or name.endswith(("backward", "backward_data")):
         return True
     if name == "div":
@@ -238,7 +238,7 @@ def _vanishes(node: torch.fx.Node, reads: dict[torch.fx.Node, frozenset[int]]) -
         return isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= 0 <= high
     if name in _ADDED and any(numbers[:1] if name in ("add", "sub") else numbers[-1:]):
         return False
-    others = [one for one in node.all_input_nodes if one not in reads and _name(one) not in _ZEROS]
+    others = [one for one in node.all_input_nodes if one not in reads and name_of(one) not in _ZEROS]
     dtypes = [one.meta["type"].dtype for one in others if isinstance(one.meta["type"], TensorType)]
     added = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
     return not added and (name in _OF_ZERO or _keeps_zero(node))

@@ -272,7 +272,7 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             places.append(~returned[node])
         else:
             places.append(~(joint.outputs + len(extra)))
-            extra.append(_copied(forward, values[node], env) if _changes(node, written) else values[node])
+            extra.append(copied_first(forward, values[node], env) if _changes(node, written) else values[node])
             if (narrow := narrow_type(node)) is not None:
                 extra[-1] = _after(forward, values[node], env, torch.ops.aten._to_copy.default, dtype=narrow)
     kinds = output_node(joint.graph).meta.get("type") or (None,) * len(results)
@@ -401,8 +401,8 @@ def _after(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None, target: Any,
         return build.call(target, node, **kwargs)
 
 
-def _copied(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Node:
-    """A copy of what changes before the backward runs."""
+def copied_first(graph: torch.fx.Graph, node: Node, env: ShapeEnv | None) -> Node:
+    """A copy of what changes before the backward runs, made in front of what the graph does at its end."""
     return _after(graph, node, env, torch.ops.aten.clone.default)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
+from fusewright.autograd.joint import name_of
 from fusewright.autograd.reach import apart, readable
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
@@ -106,7 +107,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     if lost and (recorder.custom_gradients or not all(map(_computes, lost))):
         raise CannotDifferentiate("a part of the backward that may raise leads to no input")
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
-    freed = False
+    freed, last = False, next(iter(reversed(recorder.graph.nodes)), None)
     # its check for NaN would read traced gradients; the engine checks the real ones
     with _no_anomaly():
         for index, group in enumerate(groups, 1):
@@ -141,7 +142,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     # What code of the program's gives of no gradient is not known, nor which sums zeros without memory were part of.
     if len(tangents) > 1 and not recorder.custom_gradients:
         if not any("zeros" in node.meta for node in recorder.graph.nodes):
-            parts = _tangents_read(recorder.graph, tangents)
+            parts = _tangents_read(recorder.graph, tangents, last)
     repeatable = not recorder.wrapped and all(content(cell) is held for cell, held in recorder.user_cells)
     backward = Backward(
         inputs=known,
@@ -182,31 +183,44 @@ def _no_anomaly() -> Iterator[None]:
 
 
 def _tangents_read(
-    graph: torch.fx.Graph, tangents: Sequence[TracedTensor]
+    graph: torch.fx.Graph, tangents: Sequence[TracedTensor], last: torch.fx.Node | None
 ) -> Callable[[torch.fx.Node], frozenset[int]]:
-    """Gives for a node the tangents (by place) that it is computed from. Zeros that are made of none of them may stand
-    for the part of any. PyTorch's formulas are linear: of what is not read, there are no others."""
+    """Gives for a node the tangents (by place) that it is computed from. Zeros that the backward (what follows `last`)
+    makes of none of them may stand for the part of any, unless a formula puts such a part into them. PyTorch's formulas
+    are linear: of what is not read, there are no others."""
     reads = {one.node: frozenset((place,)) for place, one in enumerate(tangents)}
     written: dict[torch.fx.Node, frozenset[int]] = {}  # by what has the memory
+    any_of, every = frozenset((-1,)), frozenset(range(len(tangents)))
 
     def read(node: torch.fx.Node) -> frozenset[int]:
         own = reads.get(node, frozenset())
         return own | written.get(view_chain(node)[0], frozenset()) if written else own
 
+    backward = False
     for node in graph.nodes:
+        backward = backward or node.prev is last
         if node.op != "call_function":
             continue
-        reads[node] = frozenset().union(*map(read, node.all_input_nodes))
-        if not reads[node] and node.target in _ZEROS:
-            reads[node] = frozenset(range(len(tangents)))
+        operands, filled = [read(one) for one in node.all_input_nodes], name_of(node) in _FILLED
+        if filled and any(map(every.intersection, operands)):
+            operands = [one for one in operands if one != any_of]
+        zeros = backward and node.target in _ZEROS and not any(operands)
+        reads[node] = found = any_of if zeros else frozenset().union(*operands)
         for one in leaves_of(written_arguments(node)):
             if isinstance(one, torch.fx.Node):
                 root = view_chain(one)[0]
-                written[root] = written.get(root, frozenset()) | reads[node]
-    return read
+                if filled and read(root) == any_of and found & every:
+                    reads[root] = written[root] = frozenset()
+                written[root] = written.get(root, frozenset()) | found
+    return lambda node: every if -1 in read(node) else read(node)
 
 
 _ZEROS = frozenset({torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default})
+_FILLED = frozenset({
+    "cat", "stack", "copy", "scatter", "scatter_add", "index_add", "index_put", "index_copy", "masked_scatter",
+    "slice_scatter", "select_scatter", "diagonal_scatter",
+})  # fmt: skip
+"""What formulas put together of zeros and of what the other operands hold."""
 
 
 def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]:

@@ -3,19 +3,19 @@
 Takes the graph as it was recorded (forward and backward operators, writes included); gives a callable (*inputs) → the
 graph's outputs, with their history. Always holds: writes are made in place, so that their gradients are PyTorch's, but
 none reaches an input (it is copied first); what ran without autograd in the program runs without it here; a custom
-autograd function is applied natively, so that its own rules hold; an input that the call has changed since is not taken
-for what it was: that is an error.
+autograd function is applied natively, so that its own rules hold; an input that the call has written to is what it was
+before, and counts the input's versions.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from fusewright.autograd.halves import CHANGED, Replay
+from fusewright.autograd.halves import Replay
 from fusewright.autograd.joint import output_node
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass
@@ -31,13 +31,16 @@ from fusewright.sizes.expressions import Expr, evaluate
 def replay(
     recorded: torch.fx.Graph,
     inputs: int,
-    outputs: int,
+    outputs: Collection[int],
     constants: dict[str, torch.Tensor],
     user_code: tuple[UserCode, ...] = (),
 ) -> Replay:
-    """`inputs`, `outputs`: how many placeholders and outputs of the recorded graph are the forward's. Prepared at the
-    first use. `user_code` is called again, natively."""
+    """`inputs`: how many placeholders of the recorded graph are the forward's; `outputs`: which of its outputs have
+    gradients. Prepared at the first use. `user_code` is called again, natively."""
     return _Replay(functools.partial(_Program, recorded, inputs, outputs, user_code), constants)
+
+
+Before = dict[int, tuple[torch.Tensor, int | None]]  # see halves.Replay
 
 
 @dataclass(slots=True)
@@ -50,14 +53,14 @@ class _Replay:
         self.prepared = self.prepared or self.prepare()
         return self.prepared
 
-    def __call__(self, *values: Any) -> tuple[Any, ...]:
-        program = self._program()
-        if program.changed:
-            raise RuntimeError(CHANGED)
-        return program.run(values, self.constants)
+    def __call__(self, values: tuple[Any, ...], before: Before) -> tuple[Any, ...]:
+        return self._program().run(values, before, self.constants)
 
     def needed(self) -> frozenset[int]:
         return self._program().needed
+
+    def changed(self) -> frozenset[int]:
+        return self._program().changed
 
 
 REPACKED = (
@@ -71,9 +74,10 @@ class _Program:
     """The nodes to run, in order, and the user code among them."""
 
     def __init__(
-        self, graph: torch.fx.Graph, inputs: int, outputs: int, user_code: tuple[UserCode, ...]
+        self, graph: torch.fx.Graph, inputs: int, outputs: Collection[int], user_code: tuple[UserCode, ...]
     ) -> None:
-        self.wanted: tuple[Any, ...] = tuple(output_node(graph).args[0])[:outputs]  # type: ignore[arg-type]
+        results: Any = output_node(graph).args[0]
+        self.wanted = tuple(one if place in outputs else None for place, one in enumerate(results[: max(outputs) + 1]))
         self.inside = {node: one for one in user_code if isinstance(one, Application) for node in one.nodes}
         self.nodes, self.written = self._ran(graph, inputs, user_code)
         self.hooks: dict[torch.fx.Node, list[Hook]] = {}  # by the node behind which they are registered
@@ -86,22 +90,29 @@ class _Program:
             elif isinstance(one, Saving):
                 begins, ends = places.get(one.after, -1), places.get(one.last, len(places))
                 self.saving |= {node: one for node in self.nodes if begins < places[node] <= ends}
-        inputs_change = any(node.op == "placeholder" for node in self.written)
-        self.inputs, self.has_user_code = inputs, bool(user_code)
+        self.inputs, self.outputs, self.has_user_code = self.nodes[:inputs], outputs, bool(user_code)
         self.functional = functools.cache(lambda: functionalise(graph))
-        self.changed = inputs_change and self._reads_what_changes()
+        self.changed = self._changed()
 
-    def _reads_what_changes(self) -> bool:
-        """Whether an output depends on an input that takes a new value at the end."""
-        nodes = self.functional().nodes
-        updated = {node.args[0] for node in nodes if node.target is torch.ops.aten.copy_.default}
-        return not updated.isdisjoint(_read(self.functional(), len(self.wanted)))
+    def _changed(self) -> frozenset[int]:
+        """The inputs that take a new value at the end, whose old one an output depends on, or the user's code reads."""
+        found = {place for place, node in enumerate(self.inputs) if node in self.written}
+        if found:
+            updated = _updated(self.functional())
+            inputs = [node for node in self.functional().nodes if node.op == "placeholder"]
+            read = _read(self.functional(), self.outputs)
+            found = {
+                place
+                for place in found
+                if inputs[place] in updated and (inputs[place] in read or self.inputs[place] in self.shown)
+            }
+        return frozenset(found)
 
     @functools.cached_property
     def needed(self) -> frozenset[int]:
         """The inputs, by place, that the outputs depend on, or the user's code may."""
-        read = _read(self.functional(), len(self.wanted))
-        places = enumerate([node for node in self.functional().nodes if node.op == "placeholder"][: self.inputs])
+        read = _read(self.functional(), self.outputs)
+        places = zip(range(len(self.inputs)), [node for node in self.functional().nodes if node.op == "placeholder"])
         return frozenset(place for place, node in places if self.has_user_code or node in read)
 
     def _ran(
@@ -109,6 +120,7 @@ class _Program:
     ) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
         """The forward's placeholders and what its outputs are computed from, in order; and what is written to of that
         which was there before. Every draw of random numbers is made again, so that each gets the numbers that it got.
+        Leaves in `shown` what the user's code may read.
         """
         writes: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # by what has the memory
         pending = _nodes(self.wanted)
@@ -117,32 +129,40 @@ class _Program:
                 pending += [node] if node.meta.get("random") else []
                 for one in _nodes(written_arguments(node)):
                     writes.setdefault(view_chain(one)[0], []).append(node)
-        seen: set[torch.fx.Node] = set()
-        hooks: dict[torch.fx.Node, list[Hook]] = {}
+        held: dict[Any, list[torch.fx.Node]] = {}  # what the user's code reads, by the node that it goes with
         for code in user_code:
             if isinstance(code, Hook):
-                hooks.setdefault(code.tensor, []).append(code)
+                held.setdefault(code.tensor, []).extend(_nodes(code.called.held))
             elif isinstance(code, Saving):
-                pending += _nodes((code.pack.held, code.unpack.held))
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            pending += [*node.all_input_nodes, *writes.get(node, ())]
-            pending += [held for hook in hooks.get(node, ()) for held in _nodes(hook.called.held)]
-            application = self.inside.get(node)
-            if application is not None:
-                pending += [*application.nodes, *_nodes(application.args)]
+                held.setdefault(None, []).extend(_nodes((code.pack.held, code.unpack.held)))
+        for node, application in self.inside.items():
+            held.setdefault(node, []).extend(_nodes(application.args))
+
+        def reached(pending: list[torch.fx.Node], reads: Callable[[torch.fx.Node], list[torch.fx.Node]]) -> set[Any]:
+            seen = set()
+            while pending:
+                node = pending.pop()
+                if node not in seen:
+                    seen.add(node)
+                    pending += [*reads(node), *writes.get(node, ()), *held.get(node, ())]
+                    pending += self.inside[node].nodes if node in self.inside else ()
+            return seen
+
+        seen = reached([*pending, *held.get(None, ())], lambda node: node.all_input_nodes)
+        self.shown = reached([one for node in held.keys() & {*seen, None} for one in held[node]], _reads)
+        self.writing = {node for nodes in writes.values() for node in nodes}
         placeholders = [node for node in graph.nodes if node.op == "placeholder"][:inputs]
         kept = [node for node in graph.nodes if node.op != "placeholder" and node in seen]
         given = {node for node in seen if node.op in ("placeholder", "get_attr")}
         return placeholders + kept, given & writes.keys()
 
-    def run(self, values: tuple[Any, ...], constants: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+    def run(
+        self, values: tuple[Any, ...], before: Before, constants: dict[str, torch.Tensor]
+    ) -> tuple[Any, ...]:
         environment: dict[torch.fx.Node, Any] = {}
         sizes: dict[Any, int] = {}
         given, later = iter(values), []
+        as_before = {self.inputs[place]: one for place, one in before.items() if self.inputs[place] in self.written}
 
         def function(called: Called) -> Any:
             return called.over(_resolved(called.held, environment, sizes))
@@ -174,8 +194,12 @@ class _Program:
                 with torch.set_grad_enabled(enabled), seen_by(self.saving.get(node)):
                     run: Any = _INSTEAD.get(node.target, node.target)
                     environment[node] = run(*args, **kwargs)
-            if node in self.written:
+            if node in as_before:
+                environment[node] = _AsBefore.apply(environment[node], *as_before[node])
+            elif node in self.written:
                 environment[node] = environment[node].clone()
+            elif node in self.writing:  # what autograd saves from here on, it saves of what the call has left
+                _set_versions([(environment[input], version) for input, (_, version) in as_before.items()])
             if application is not None and node is application.nodes[-1]:
                 with seen_by(self.saving.get(node)):
                     _apply(application, environment, sizes)
@@ -186,6 +210,30 @@ class _Program:
         for hook, late in later:
             late.function = function(hook.called)
         return tuple(_resolved(item, environment, sizes) for item in self.wanted)
+
+
+class _AsBefore(torch.autograd.Function):
+    """forward(ctx, input, before, version) → a copy of `before`, with the input's history and (unless `version` is
+    None) its version counter: PyTorch refuses what is saved of the copy once the input has been written to."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, before: torch.Tensor, version: int | None) -> torch.Tensor:
+        copy = torch.empty_strided(before.shape, before.stride(), dtype=before.dtype, device=before.device)
+        copy.copy_(before)
+        if version is None:
+            return copy
+        counted = input.detach()
+        counted.data = copy
+        return counted
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return gradient, None, None
+
+
+def _set_versions(tensors: list[tuple[torch.Tensor, int | None]]) -> None:
+    counted = [(tensor, version) for tensor, version in tensors if version is not None]
+    torch._C._autograd._unsafe_set_version_counter(*zip(*counted)) if counted else None
 
 
 class _Late:
@@ -214,19 +262,37 @@ def _nodes(value: Any) -> list[torch.fx.Node]:
     return [item for item in leaves(value) if isinstance(item, torch.fx.Node)]
 
 
-def _read(graph: torch.fx.Graph, outputs: int) -> set[Any]:
-    """What so many outputs of a functional graph depend on. Running statistics, which a batch normalisation by its own
-    statistics only hands on, are none of it."""
+def _reads(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What the node's results depend on. Running statistics, which a batch normalisation by its own statistics only
+    hands on, are none of it."""
+    handed_on = written_by(node.target, node.args) if node.target in HIDDEN_WRITES else ()  # type: ignore[arg-type]
+    return [one for one in node.all_input_nodes if one not in {node.args[place] for place in handed_on}]
+
+
+def _read(graph: torch.fx.Graph, outputs: Collection[int]) -> set[Any]:
+    """What these outputs of a functional graph depend on."""
     seen: set[Any] = set()
-    pending = _nodes(output_node(graph).args[0][:outputs])  # type: ignore[index]
+    pending = _nodes([output_node(graph).args[0][place] for place in outputs])  # type: ignore[index]
     while pending:
         node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        handed_on = written_by(node.target, node.args) if node.target in HIDDEN_WRITES else ()  # type: ignore[arg-type]
-        pending += [one for one in node.all_input_nodes if one not in {node.args[place] for place in handed_on}]
+        if node not in seen:
+            seen.add(node)
+            pending += _reads(node)
     return seen
+
+
+def _updated(graph: torch.fx.Graph) -> set[Any]:
+    """The inputs that a functional graph writes to at its end."""
+    return {node.args[0] for node in graph.nodes if node.target is torch.ops.aten.copy_.default}
+
+
+def changes(graph: torch.fx.Graph, outputs: Collection[int], replay: Replay, user_code: bool) -> frozenset[int]:
+    """The inputs, by place, of which the replay needs what they held before. `graph`: a functional form of what was
+    recorded, which is asked first: most graphs write to nothing that their results depend on."""
+    updated = _updated(graph)
+    if not updated or not (user_code or updated & _read(graph, outputs)):
+        return frozenset()
+    return replay.changed()
 
 
 def _apply(application: Application, environment: dict[torch.fx.Node, Any], sizes: dict[Any, int]) -> None:

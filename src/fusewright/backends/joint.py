@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch._ops import OpOverload
@@ -26,15 +26,17 @@ from fusewright.autograd.joint import (
     unfinished_branches,
     without_branches,
 )
-from fusewright.autograd.partition import part_of, split
+from fusewright.autograd.partition import copied_first, part_of, split
 from fusewright.autograd.reach import nested, taken
-from fusewright.autograd.replay import replay
+from fusewright.autograd.recompute import elements
+from fusewright.autograd.replay import changes, replay
 from fusewright.backends.registry import GraphToCompile, below_autograd
 from fusewright.base.events import FellBack, StageDone
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.capture.border.looked_up import as_read
 from fusewright.capture.frame import Backward
+from fusewright.graph.builder import env_of
 from fusewright.graph.generators import drawing_devices
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.passes.clean.dce import must_stay
@@ -76,8 +78,12 @@ def compile_joint(
         to_compile.notify,
     )
     again = None
-    if backward.user_code is not None:
-        again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
+    before: tuple[tuple[int, int], ...] = ()
+    if backward.user_code is not None and backward.tangents:
+        again = replay(to_compile.graph, backward.inputs, backward.tangents, to_compile.constants, backward.user_code)
+        if not backward.freed and not backward.updates:
+            places = changes(graph, backward.tangents, again, bool(backward.user_code))
+            before = _kept(joint, halves.forward, places)
     in_parts = _parts(halves.backward, compile_half)
     recast = _recasts(halves.forward, backward.outputs)
     run_forward = compile_half(halves.forward, "forward")
@@ -102,6 +108,7 @@ def compile_joint(
         replay=again,
         random=drawing_devices(halves.forward),
         updates=bool(backward.updates),
+        before=before,
         outputs=backward.outputs,
         as_read=functools.partial(as_read, backward.user_reads) if backward.user_reads else None,
         fell_back=lambda reason: notify(FellBack(f"{function} backward", reason)),
@@ -123,6 +130,25 @@ def _without(
         return below_autograd(to_compile.module(graph).forward)
 
     return make
+
+
+MOST_KEPT = 1 << 20
+"""Bytes of an input that is written to and that gradients of gradients may need as it was: a call copies no more."""
+
+
+def _kept(joint: JointGraph, forward: torch.fx.Graph, places: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Makes the forward give copies of what these inputs hold before it, if they are small: (input, result)."""
+    inputs = [node for node in forward.nodes if node.op == "placeholder"]
+    end, env = forward.output_node(), env_of(joint.graph)
+    results = list(end.args[0])  # type: ignore[arg-type]
+    kept = []
+    for place in sorted(places):
+        kind = inputs[place].meta["type"]
+        if elements(kind) * kind.dtype.itemsize <= MOST_KEPT:
+            kept.append((place, len(results)))
+            results.append(copied_first(forward, inputs[place], env))
+    end.args = (tuple(results),)
+    return tuple(kept)
 
 
 def _recasts(forward: torch.fx.Graph, outputs: int) -> bool:
