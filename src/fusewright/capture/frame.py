@@ -83,6 +83,7 @@ class Backward:
     user_code  the custom autograd functions and hooks that have a part in the gradients. Gradients of gradients run
                them and the recorded operators again under autograd; None: one of them cannot be run again
     user_reads what these look up when the backward runs (capture/border/looked_up.py)
+    hooked     outputs are given hooks after the graph: each needs a node of its own
     freed      the program has freed the outputs' graph already: their backward raises what eager raises
     """
 
@@ -100,6 +101,7 @@ class Backward:
     rebuilt: tuple[Rebuilt, ...] | None = None
     user_code: tuple[UserCode, ...] | None = ()
     user_reads: tuple[Any, ...] = ()
+    hooked: bool = False
     freed: bool = False
 
 
