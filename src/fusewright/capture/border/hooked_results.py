@@ -55,7 +55,7 @@ def check_hooked_results(world: World, outputs: Sequence[object]) -> None:
 
 
 def _edge(tensor: Any) -> Any:
-    """Where the tensor's gradient comes to: a node (a leaf stands for its own) and which of its results. None for a view
+    """Where the gradient comes to: a node (a leaf stands for its own) and which of its results. None for a view
     that was made under no_grad and whose base was written to since: nobody may ask."""
     try:
         return (tensor, 0) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
