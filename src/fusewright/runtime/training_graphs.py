@@ -281,7 +281,9 @@ class TrainingGraphs:
                 self.refuse("an input's elements share memory")
                 return False
             recording.memory = self.machine.memory()
-            found = self._recorded(recording.memory, "forward", mine)
+            # the plan counts the writes that it is recorded with, which are made by each replay
+            with torch.autograd._unsafe_preserve_version_counter(tuple(inputs[place] for place in self.counted)):
+                found = self._recorded(recording.memory, "forward", mine)
         if found is None:
             return False
         recording.graph, recording.results = found
