@@ -74,7 +74,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     inputs = {id(node.meta["example_value"]): position for position, (node, _) in enumerate(recorder.inputs)}
     results = _Results()
     rebuilt = tuple(_rebuilding(recorder, outputs, inputs, results))
-    updates = tuple((position, results.add(node.meta["example_value"])) for position, node in _updated(recorder))
+    updated = [(position, node.meta["example_value"]) for position, node in _updated(recorder)]
+    updates = tuple((position, results.add(value), value._version) for position, value in updated)
     plain = len(results.values) == len(outputs) and all(
         one == Rebuilt(("output", index)) for index, one in enumerate(rebuilt)
     )

@@ -76,8 +76,8 @@ class Backward:
         backward frees
     histories  positions of the inputs that have a history: the others are leaves
     undefined  (input, tangents): inputs that outputs lead to, and that get no gradient from them
-    updates    (input, output) positions: an input that was written to with its history kept; it is to be given the
-               output's value under autograd, after the graph
+    updates    (input, output, writes): positions of an input that was written to with its history kept, so often, and
+               of the output whose value it is to be given under autograd, after the graph
     rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they
         are
     user_code  the custom autograd functions and hooks that have a part in the gradients. Gradients of gradients run
@@ -97,7 +97,7 @@ class Backward:
     groups: tuple[tuple[Places, Places], ...] = ()
     histories: frozenset[int] = frozenset()
     undefined: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    updates: tuple[tuple[int, int], ...] = ()
+    updates: tuple[tuple[int, int, int], ...] = ()
     rebuilt: tuple[Rebuilt, ...] | None = None
     user_code: tuple[UserCode, ...] | None = ()
     user_reads: tuple[Any, ...] = ()

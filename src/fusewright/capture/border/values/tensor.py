@@ -331,7 +331,10 @@ def _grad(world: World, tensor: torch.Tensor) -> object:
 def _data(world: World, tensor: torch.Tensor) -> object:
     """The getter itself: what is written through `data` is counted by neither tensor, as it is by both after
     detach()."""
-    return world.torch_call(torch._C.TensorBase.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
+    made = world.torch_call(torch._C.TensorBase.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
+    if world.recorder.level == "aten" and world.recorder_owns(made):
+        made.node.meta["data"] = True  # type: ignore[attr-defined]
+    return made
 
 
 def known_leaf(world: World, tensor: torch.Tensor) -> bool:
