@@ -3,9 +3,9 @@
 Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure
 operators, followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]). Its
 meta["counted"] says how much the input's version grows: by one for each write, but for those of operators which say so
-nowhere (running statistics), and those through what `data` gives (meta["data"]). An input whose placeholder has meta["updated_outside"] gets none: an output that is this input then is its new
-value. An operator without a pure form writes to private copies, and whoever reads a copy afterwards reads
-`written(copy, operator)`.
+nowhere (running statistics), and those through what `data` gives (meta["data"]). An input whose placeholder has
+meta["updated_outside"] gets none: an output that is this input then is its new value. An operator without a pure form
+writes to private copies, and whoever reads a copy afterwards reads `written(copy, operator)`.
 Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph;
 outputs that shared storage still share it; operators that draw random numbers keep their order.
 
