@@ -10,7 +10,14 @@ import torch
 
 import fusewright
 from fusewright.base.events import STREAM, Broken, Event, FellBack, InternalError, Skipped
-from tests.autograd import programs_custom, programs_engine, programs_modes, programs_outputs, programs_visits  # noqa: F401  (they fill PROGRAMS)
+from tests.autograd import (  # noqa: F401  (they fill PROGRAMS)
+    programs_custom,
+    programs_engine,
+    programs_hooked,
+    programs_modes,
+    programs_outputs,
+    programs_visits,
+)
 from tests.autograd.programs import PROGRAMS
 
 # Programs that are not compiled whole: the catalogue's codes of their graph breaks and skipped frames.
@@ -58,28 +65,13 @@ BREAKS: dict[str, set[str]] = {
     "inplace_leaf_error": {"operator-failed"},
     "written_behind_a_break_in_no_grad": {"inplace-metadata"},
     "written_input_saved": {"training-eager"},
+    "node_of_a_view_is_hooked": {"autograd-call"},
     "sparse_gradients_outlive_later_calls": {"unsupported-tensor"},
 }
 
 
-# A result with a hook is given it behind a break; so is what has a hook that writes to what it did not make.
-HOOKED = (
-    "unfold_hooked",
-    "unfold_step_hooked",
-    "overlapping_hooked",
-    "expanded_hooked",
-    "overlapping_columns_hooked",
-    "gaps_hooked",
-    "sliced_hooked",
-    "transposed_hooked",
-    "_of_a_hooked_result",
-    "_hooked_beside_its_base",
-    "_hooked_of_leaf",
-    "_of_hooked_view",
-    "_writes_argument",
-    "_writes_result",
-    "_writes_tangent",
-)
+# A hook of a result that another one is computed from is registered behind a break; so is one that writes to what it did not make.
+HOOKED = ("_of_hooked_view", "_writes_argument", "_writes_result", "hooked_and_one_of_it")
 BREAKS["no_grad_view_of_a_view"] = {"unsupported-tensor"}
 BREAKS["gradients_of_another_dtype_inside"] = {"autograd-call"} if hasattr(torch.Tensor, "grad_dtype") else set()
 BREAKS |= {
@@ -88,7 +80,7 @@ BREAKS |= {
     if name.endswith(HOOKED) or name.startswith(("hook_draws_", "jacobian_", "asked_late_"))
 }
 BREAKS |= {name: {"training-eager"} for name in PROGRAMS if name.startswith("write_behind_a_detach_")}
-BREAKS |= {name: {"explicit-graph-break"} for name in PROGRAMS if name.startswith("asked_behind_a_break")}
+BREAKS |= {name: {"explicit-graph-break"} for name in PROGRAMS if name.startswith(("asked_behind_a_break", "hooked_behind_a_break"))}
 
 
 def difference(got: Any, expected: Any) -> str:

@@ -226,9 +226,9 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
     def run(*inputs: Any) -> tuple[Any, ...]:
         results: Any
         if updates and not torch.is_grad_enabled():  # which the program leaves before it writes
-            if any(_refuses_writes(inputs[position]) for position, _ in updates):
+            if any(_refuses_writes(inputs[position]) for position, *_ in updates):
                 raise RuntimeFallback("autograd refuses a write to an argument")
-        for position, _ in updates:
+        for position, *_ in updates:
             if inputs[position]._backward_hooks and inputs[position]._is_view():
                 raise RuntimeFallback("a write to a view with hooks, which has another history then")
         if plan.freed:
@@ -248,8 +248,9 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
             results = Call(halves, inputs).results[:outputs]
         if updates:
             with torch.enable_grad():  # autograd took note of them, wherever the call begins
-                for position, output in updates:
+                for position, output, writes in updates:
                     inputs[position].copy_(results[output])
+                    torch.autograd.graph.increment_version([inputs[position]] * (writes - 1))
         return results if rebuild is None else rebuild(inputs, results)
 
     return _natively(halves, plan, run) or run

@@ -82,7 +82,7 @@ class Group:
     foreign    positions of results that are saved and belong to another node of autograd's graph
     reaches    the inputs by the outputs that lead to them, those that most outputs lead to first
     frees      the outputs (places among the tangents) that free what each other's backward needs
-    leaves     whether all inputs are leaves
+    unseen     whether all inputs are leaves, and no output is given a hook by the call itself
     exits      the outputs by the operator that made them, and the reaches that they lead to (but for those beyond
                others): hooks of an output are called when its operator's turn comes
     branches   what is computed from zeros alone where outputs have no gradient (autograd.joint.unfinished_branches)
@@ -99,7 +99,7 @@ class Group:
     foreign: frozenset[int]
     reaches: tuple[Reach, ...]
     frees: tuple[tuple[int, ...], ...]
-    leaves: bool
+    unseen: bool
     exits: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     branches: tuple[Branch, ...] = ()
     without: Callable[[frozenset[int]], Callable[..., tuple[Any, ...]]] | None = None
@@ -116,7 +116,7 @@ class Group:
     @property
     def many(self) -> bool:
         """Whether nodes for all outputs are so many that they are made only where somebody may look at them."""
-        return len(self.exits) > MOST_NODES and len(self.frees) == 1 and self.leaves
+        return len(self.exits) > MOST_NODES and len(self.frees) == 1 and self.unseen
 
 
 class Replay(Protocol):

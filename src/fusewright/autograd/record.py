@@ -75,7 +75,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     inputs = {id(node.meta["example_value"]): position for position, (node, _) in enumerate(recorder.inputs)}
     results = _Results()
     rebuilt = tuple(_rebuilding(recorder, outputs, inputs, results))
-    updates = tuple((position, results.add(node.meta["example_value"])) for position, node in _updated(recorder))
+    updated = [(position, node.meta["example_value"]) for position, node in _updated(recorder)]
+    updates = tuple((position, results.add(value), value._version) for position, value in updated)
     plain = len(results.values) == len(outputs) and all(
         one == Rebuilt(("output", index)) for index, one in enumerate(rebuilt)
     )
@@ -88,7 +89,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         raise CannotDifferentiate("a tensor that was made to require a gradient inside is returned")
     if wanted and any(_retains(value) for value in outputs):
         raise CannotDifferentiate("a tensor that retains its gradient is returned")
-    if wanted and any(isinstance(value, TracedTensor) and _hooks(value) for value in outputs):
+    if any(isinstance(value, TracedTensor) and _hooks(value) for value in outputs):
         # who asks for the gradient of the result itself is given what its hook makes of it
         raise CannotDifferentiate("a tensor with a hook is returned")
     leaves: dict[int, TracedTensor] = {
@@ -166,6 +167,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         rebuilt=None if plain else rebuilt,
         user_code=None if recorder.user_gradients is None or not repeatable else tuple(recorder.user_gradients),
         user_reads=tuple(recorder.user_reads),
+        hooked=any(isinstance(value, TracedTensor) and value.node.meta.get("hooked", False) for value in outputs),
         freed=freed,
     )
     return backward, (*results.values, *(gradient for _, _, gradient in defined)), ""
@@ -305,7 +307,7 @@ def _rebuilding(
                 # what was computed from it, or views that are older, would be views of the input
                 raise CannotDifferentiate("a view of an input that was made to require a gradient inside is returned")
             base = ("input", inputs[id(root)])
-        elif len(sharing[id(root)]) == 1 and not from_base and not _overlaps(recorder, value):
+        elif len(sharing[id(root)]) == 1 and not from_base and not _must_be_view(recorder, value):
             if leaf and root.made_leaf and not value.made_leaf:  # alone it would get the gradient that its base gets
                 raise CannotDifferentiate("a view of a tensor that was made to require a gradient inside is returned")
             rebuilt.append(Rebuilt(("output", results.add(value)), leaf=leaf))
@@ -339,9 +341,11 @@ def _is_inference(value: object) -> bool:
     return isinstance(value, TracedTensor) and value.is_inference()
 
 
-def _overlaps(recorder: Recorder, value: TracedTensor) -> bool:
-    """Whether elements share memory. A later write to such a tensor counts once for each of them, unless autograd knows
-    what it is a view of."""
+def _must_be_view(recorder: Recorder, value: TracedTensor) -> bool:
+    """Whether elements share memory: a later write to such a tensor counts once for each of them, unless autograd knows
+    what it is a view of. Or it is given hooks: a view loses those that it had before a write."""
+    if value.node.meta.get("hooked"):
+        return True
     return shares_elements(value.tensor_type, {} if recorder.env is None else recorder.env.examples)
 
 
@@ -375,7 +379,8 @@ def _history(value: TracedTensor) -> object:
 def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:
     """The gradient of a view that is made outside never enters the graph: hooks inside would not see it."""
     while value is not root:
-        if _hooks(value):
+        history = _history(value)
+        if _hooks(value) or "hooked" in getattr(history, "metadata", ()):
             raise CannotDifferentiate("a view with a hook is returned together with what it is a view of")
         assert value.viewed is not None
         value = value.viewed

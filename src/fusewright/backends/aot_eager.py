@@ -25,16 +25,17 @@ def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
     return repeatable(compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples())), graph)
 
 
-def _copy_uncounted(written: torch.Tensor, value: torch.Tensor) -> None:
-    """A write that no version of the tensor counts."""
+def _copy(counted: int, written: torch.Tensor, value: torch.Tensor) -> None:
+    """A write that the tensor's version counts as so many."""
     methods.copy_(written.data, value)
+    torch.autograd.graph.increment_version([written] * counted)
 
 
 def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     run_with_grad_mode(graph)
     for node in graph.nodes:
-        if not node.meta.get("counted", True):
-            node.target = _copy_uncounted
+        if node.meta.get("counted", 1) != 1:
+            node.target = functools.partial(_copy, node.meta["counted"])
     return below_autograd(to_compile.module(graph).forward)
 
 

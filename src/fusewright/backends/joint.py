@@ -84,7 +84,7 @@ def compile_joint(
         if not backward.freed and not backward.updates:
             places = changes(graph, backward.tangents, again, bool(backward.user_code))
             before = _kept(joint, halves.forward, places)
-    in_parts = _parts(halves.backward, compile_half)
+    in_parts = () if backward.hooked else _parts(halves.backward, compile_half)
     recast = _recasts(halves.forward, backward.outputs)
     run_forward = compile_half(halves.forward, "forward")
     # What runs plans makes its outputs in memory of their own, but for views that PyTorch's operators make.
@@ -219,7 +219,8 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             foreign=frozenset(),
             reaches=reaches,
             frees=tuple(tuple(map(places.index, part)) for part in frees),
-            leaves=backward.histories.isdisjoint(position for reach in reaches for position in reach.inputs),
+            unseen=not backward.hooked
+            and backward.histories.isdisjoint(position for reach in reaches for position in reach.inputs),
             exits=tuple((tuple(map(places.index, exit)), ats) for exit, ats in zip(exits, leads)),
             branches=tuple(
                 Branch(

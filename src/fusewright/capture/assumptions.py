@@ -20,6 +20,8 @@ MOST_REFUSALS = 2
 class Assumptions:
     """custom_gradients  the backward of custom autograd functions, and hooks, have no effects, so they may be captured
     gradient_refused  why that does not hold
+    later_hooks       the hooks of tensors made inside, by their places among all, that are registered after the graph;
+        None: none may be
     replays           a call of a module may be replayed where a call of another module of its class did the same
     unknown_shapes    nobody asks for a shape that depends on data, so the operators that give one may be recorded
     data_sizes        no gradient is taken through a size that depends on data, so such sizes may be symbols
@@ -40,6 +42,7 @@ class Assumptions:
 
     custom_gradients: bool = True
     gradient_refused: str = ""
+    later_hooks: frozenset[int] | None = frozenset()
     replays: bool = True
     unknown_shapes: bool = True
     data_sizes: bool = True

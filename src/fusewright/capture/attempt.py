@@ -25,6 +25,7 @@ from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.aliasing import written_placeholders
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
+from fusewright.capture.border.hooked_results import check_hooked_results
 from fusewright.capture.border.looked_up import are_written
 from fusewright.capture.border.native import Interceptor
 from fusewright.capture.border.values import tensor_number
@@ -261,7 +262,12 @@ class _Attempt:
         finish_collectives(tracer)
         check_history(world)
         check_filters(world)
-        finished = finish.build(tracer, continuation)
+        try:
+            finished = finish.build(tracer, continuation)
+        except GraphBreak:
+            if tracer.assumptions.later_hooks:  # of which one cannot be made again behind the graph
+                raise Retry(later_hooks=None) from None
+            raise
         recorder.refuse_unasked = None  # from here on it is PyTorch and we who read tensors
         check_results(world, finished.outputs)
         if any(isinstance(value, torch.SymInt) and value.node.is_nested_int() for value in finished.outputs):
@@ -270,6 +276,7 @@ class _Attempt:
         if broken is not None and recorder.level == "aten" and _asks_for_gradients(tracer.function):
             if any(computed_from(value) for value in finished.outputs):
                 raise _skipped(broken, "it may ask for the gradient of a tensor that others are computed from")
+        check_hooked_results(world, finished.outputs)
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
@@ -279,6 +286,8 @@ class _Attempt:
         inference = _inference(world, finished.outputs, wants_gradients)
         tracer.branches.check(finished.outputs, wants_gradients or recorder.identity_asked)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
+        if reason and tracer.assumptions.later_hooks:
+            raise Retry(later_hooks=None)
         if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
             raise Retry(changes_level=False, lacks_form=-1)
         if reason and tracer.assumptions.custom_gradients and recorder.retains:

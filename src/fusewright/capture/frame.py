@@ -76,13 +76,14 @@ class Backward:
         backward frees
     histories  positions of the inputs that have a history: the others are leaves
     undefined  (input, tangents): inputs that outputs lead to, and that get no gradient from them
-    updates    (input, output) positions: an input that was written to with its history kept; it is to be given the
-               output's value under autograd, after the graph
+    updates    (input, output, writes): positions of an input that was written to with its history kept, so often, and
+               of the output whose value it is to be given under autograd, after the graph
     rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they
         are
     user_code  the custom autograd functions and hooks that have a part in the gradients. Gradients of gradients run
                them and the recorded operators again under autograd; None: one of them cannot be run again
     user_reads what these look up when the backward runs (capture/border/looked_up.py)
+    hooked     outputs are given hooks after the graph: each needs a node of its own
     freed      the program has freed the outputs' graph already: their backward raises what eager raises
     """
 
@@ -96,10 +97,11 @@ class Backward:
     groups: tuple[tuple[Places, Places], ...] = ()
     histories: frozenset[int] = frozenset()
     undefined: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    updates: tuple[tuple[int, int], ...] = ()
+    updates: tuple[tuple[int, int, int], ...] = ()
     rebuilt: tuple[Rebuilt, ...] | None = None
     user_code: tuple[UserCode, ...] | None = ()
     user_reads: tuple[Any, ...] = ()
+    hooked: bool = False
     freed: bool = False
 
 

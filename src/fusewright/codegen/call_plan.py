@@ -323,7 +323,8 @@ class _Builder:
                 self.steps.append(SlotStep("allocate", slot))
             elif kind in ("input", "constant") and slot not in self.mutated:
                 self.mutated.add(slot)
-                self.steps.append(SlotStep("mutate" if self.plan.buffers[name].counted else "change", slot))
+                counted = self.plan.buffers[name].counted
+                self.steps += [SlotStep("mutate", slot)] * counted or [SlotStep("change", slot)]
 
     def with_releases(self, kept: set[int]) -> tuple[StepSpec, ...]:
         """The steps, with each tensor that the call allocates dropped after its last reader."""

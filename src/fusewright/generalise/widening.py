@@ -233,7 +233,7 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
         )
         for one in backward.rebuilt
     )
-    updates = tuple((source(position), output) for position, output in backward.updates)
+    updates = tuple((source(position), *rest) for position, *rest in backward.updates)
     gradients = tuple(map(source, backward.gradients))
     undefined = tuple((source(position), depends) for position, depends in backward.undefined)
     tangents = backward.tangents, backward.row_major, backward.groups, backward.depends, backward.reads

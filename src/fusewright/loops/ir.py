@@ -385,7 +385,7 @@ class Buffer:
     role: Literal["input", "constant", "temporary", "output"]
     position: int = -1
     offset: Dim = 0
-    counted: bool = True  # whether the version of an input grows if it is written to
+    counted: int = 1  # how often the version of an input grows if it is written to
 
     @property
     def element(self) -> torch.dtype:

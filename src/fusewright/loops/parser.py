@@ -432,7 +432,7 @@ class Parser:
         position = self.integer()
         self.expect(r"\+")
         offset = self.dim()
-        counted = self.accept(r"uncounted\b") is None
+        counted = 1 if self.accept(r"counted\b") is None else self.integer()
         return ir.Buffer(name, shape, stride, dtype, device, role, position, offset, counted)
 
     def size(self) -> tuple[Expr, tuple[int, int]]:

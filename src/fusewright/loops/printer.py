@@ -322,8 +322,8 @@ def print_program(program: LoopProgram, complete: bool = False) -> str:
 
 
 def _buffer_rest(buffer: Buffer, complete: bool) -> str:
-    uncounted = "" if buffer.counted else " uncounted"
-    return f" at {buffer.position} + {buffer.offset}{uncounted}" if complete else ""
+    counted = "" if buffer.counted == 1 else f" counted {buffer.counted}"
+    return f" at {buffer.position} + {buffer.offset}{counted}" if complete else ""
 
 
 def _heading(operation: Operation, known: set[Expr], complete: bool) -> list[str]:

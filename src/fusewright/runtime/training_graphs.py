@@ -208,9 +208,9 @@ class TrainingGraphs:
         # they are new at every call
         self.drawn = frozenset(k for k, position in enumerate(self.tensors) if position >= drawn)
         steps = [step for step in forward.call_plan.steps if isinstance(step, SlotStep) and step.kind in WRITES_INPUT]
-        places = {step: forward.call_plan.slots[step.slot].where for step in steps}
-        self.written = sorted(set(places.values()))
-        self.counted = sorted({place for step, place in places.items() if step.kind == "mutate"})
+        places = [(step.kind, forward.call_plan.slots[step.slot].where) for step in steps]
+        self.written = sorted({place for _, place in places})
+        self.counted = [place for kind, place in places if kind == "mutate"]  # once for each write
         self.recordings: dict[Any, _Recording] = {}
         self.without: Counter[str] = Counter()
         self.lock = threading.RLock()
@@ -281,7 +281,9 @@ class TrainingGraphs:
                 self.refuse("an input's elements share memory")
                 return False
             recording.memory = self.machine.memory()
-            found = self._recorded(recording.memory, "forward", mine)
+            # the plan counts the writes that it is recorded with, which are made by each replay
+            with torch.autograd._unsafe_preserve_version_counter(tuple(inputs[place] for place in self.counted)):
+                found = self._recorded(recording.memory, "forward", mine)
         if found is None:
             return False
         recording.graph, recording.results = found

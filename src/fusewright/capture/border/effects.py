@@ -64,6 +64,16 @@ class CellStore:
 
 
 @dataclass(slots=True)
+class HookedResult:
+    """A tensor made inside that was given a hook, or told to retain its gradient: where its gradient came to then (see
+    border/hooked_results.py), and whether that is done after the graph, with the result."""
+
+    tensor: Any
+    edge: Any
+    later: bool
+
+
+@dataclass(slots=True)
 class DeferredCall:
     """A call that may run after the graph (a print of constants, a warning), and the line that makes it, for
     reports. changes: what of the program it changes for good; empty for a call whose effect is elsewhere."""
@@ -73,13 +83,6 @@ class DeferredCall:
     kwargs: dict[str, object]
     where: str = ""
     changes: str = ""
-
-
-def registered_at_the_end(register: Callable[..., object], *args: object) -> RemovableHandle:
-    """A handle of a hook on what existed before: the object is made, and the hook registered, after the graph."""
-    handle = RemovableHandle.__new__(RemovableHandle)
-    handle.__dict__["registration"] = (register, *args)
-    return handle
 
 
 def register_hook(tensor: torch.Tensor, hook: Callable[..., object]) -> RemovableHandle:
@@ -110,6 +113,8 @@ class Effects:
     filters: bool = False  # whether it says which warnings are shown
     data: list[tuple[Any, int]] = field(default_factory=list)  # whose `data` is replaced, and its version then
     hooked: dict[int, tuple[Any, int]] = field(default_factory=dict)  # outside tensors with new hooks; version then
+    hooked_results: list[HookedResult] = field(default_factory=list)
+    gradients_asked: int = 0  # how many of those there were when the engine was called last
 
     def store_slot(self, target: object, name: str, value: object) -> None:
         """Notes a store; keyed by the target's identity, which `World` keeps alive."""
@@ -129,6 +134,13 @@ class Effects:
     ) -> None:
         """Notes a call to make after the graph."""
         self.calls.append(DeferredCall(function, args, kwargs, where, changes))
+
+    def register(self, register: Callable[..., object], tensor: object, hook: object) -> RemovableHandle:
+        """Notes a hook to register after the graph; gives what its handle is until then."""
+        handle = RemovableHandle.__new__(RemovableHandle)
+        handle.__dict__["registration"] = (register, tensor, hook)
+        self.defer(keep, (handle,), {}, changes="the hooks of a tensor")
+        return handle
 
     def exchanged(self, container: object, stand_ins: dict[int, object]) -> None:
         """A container holds other stand-ins (by the identity of those before) of the same objects: that is no

@@ -24,7 +24,7 @@ from fusewright.base.pytorch import methods, torch, with_history_as
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import aliasing
-from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
+from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed, keep
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import context
 from fusewright.capture.border.values.constant import FROZEN_TYPES
@@ -104,6 +104,9 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     roots = [*continuation.values, *_written_values(world, writes)]
     code.count(roots)
     code.age_views()
+    for call in world.effects.calls:
+        if call.function is keep:  # hooks stand in the order of the program, whoever else holds their handles
+            code.expression(*call.args)
     for name, value in zip(continuation.names, continuation.values, strict=False):
         code.name_root(name, value)
     body = code.lines

@@ -491,8 +491,12 @@ def _build_handle(code: Code, value: RemovableHandle) -> str:
     made = registration(value)
     if made is None:
         return build_object(code, value)
-    function, *args = made
-    return code.start(value, f"{code.expression(function)}({', '.join(map(code.expression, args))})")
+    function, tensor, hook = made
+    own = type(hook) is types.FunctionType and code.world.outside(hook) is None
+    empty = start_cells(code, (own and hook.__closure__) or ())  # for a hook that removes itself
+    text = code.start(value, f"{code.expression(function)}({code.expression(tensor)}, {code.expression(hook)})")
+    fill_cells(code, empty)
+    return text
 
 
 def _build_reference(code: Code, value: weakref.ref[Any]) -> str:

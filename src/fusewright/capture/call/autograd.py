@@ -25,7 +25,8 @@ from fusewright.base.pytorch import methods, now, torch
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.border.arguments import by_place
-from fusewright.capture.border.effects import keep, register_hook, registered_at_the_end, registration, stamp
+from fusewright.capture.border.effects import register_hook, registration, stamp
+from fusewright.capture.border.hooked_results import registers_later
 from fusewright.capture.border.looked_up import as_read, method_reads, reads_of
 from fusewright.capture.border.native import Trampoline, native, unwatched
 from fusewright.capture.border.values import tensor as tensors
@@ -189,6 +190,7 @@ def _refuse_wrapper(tracer: Tracer, tensor: Any, what: str) -> None:
 
 def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
     at_aten_level(tracer, "autograd-call", what)
+    tracer.world.effects.gradients_asked = len(tracer.world.effects.hooked_results)
     if torch.is_anomaly_enabled():
         _refuse(f"{what} under anomaly detection, which reads the gradients")
     for root in roots:
@@ -340,6 +342,8 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     _refuse_wrapper(tracer, tensor, "Tensor.register_hook()")
     if tracer.world.outside(tensor) is not None:
         return _register_later(tracer, register_hook, tensor, hook)
+    if tensor.requires_grad and registers_later(tracer.world, tensor):
+        return tracer.world.effects.register(register_hook, tensor, hook)
     if not tracer.assumptions.custom_gradients:
         with _asking(tracer, [tensor]):
             _refuse("Tensor.register_hook() of a hook with effects beyond its result")
@@ -369,10 +373,8 @@ def _register_later(tracer: Tracer, register: Any, tensor: Any, hook: Any) -> An
         return native(register, tensor, hook)  # which raises
     if any(world.record_of(hooks) is not None for hooks in _hooks_of(world, tensor)):
         raise GraphBreak("autograd-call", "a tensor is given a hook after one of its hooks was removed or looked at")
-    handle = registered_at_the_end(register, tensor, hook)
     world.effects.hooked[id(tensor)] = tensor, version_of(tensor)
-    world.effects.defer(keep, (handle,), {}, changes="the hooks of a tensor")
-    return handle
+    return world.effects.register(register, tensor, hook)
 
 
 def _hooks_of(world: World, tensor: Any) -> list[Any]:
@@ -436,6 +438,8 @@ def _retain_grad(tracer: Tracer, tensor: torch.Tensor, args: Args, kwargs: Kwarg
             world.effects.hooked[id(tensor)] = tensor, version_of(tensor)
             world.effects.defer(keep_gradient, (tensor,), {}, changes="the hooks of a tensor")
         return None
+    if registers_later(world, tensor):
+        return world.effects.defer(keep_gradient, (tensor,), {}, changes="the hooks of a tensor")
     if tracer.recorder.level != "aten":
         return world.torch_call(keep_gradient, (tensor,), {})  # type: ignore[no-any-return]
     if not tracer.assumptions.custom_gradients:

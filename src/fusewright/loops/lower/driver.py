@@ -485,7 +485,7 @@ class Lowering:
         for dim, size in enumerate(kind.shape):
             if isinstance(size, Symbol):
                 self.program.size_symbols.setdefault(size, (position, dim))
-        counted = all(user.meta.get("counted", True) for user in node.users)
+        counted = next((user.meta["counted"] for user in node.users if "counted" in user.meta), 1)
         buffer = Buffer(name, kind.shape, kind.stride, kind.dtype, kind.device, "input", position, kind.offset, counted)
         if not node.users:  # a weight that is packed, say: nobody asks for its elements
             self.program.buffers[name] = buffer

@@ -54,6 +54,7 @@ class GradientNode:
             raise GraphBreak("autograd-call", "a hook on an autograd node, with effects beyond its result")
         recorder.user_code += 1
         recorder.user_gradients = None
+        self.node.metadata["hooked"] = True
         return unwatched(register, Trampoline(tracer, hook))
 
     def __getattr__(self, name: str) -> Any:

@@ -331,7 +331,10 @@ def _grad(world: World, tensor: torch.Tensor) -> object:
 def _data(world: World, tensor: torch.Tensor) -> object:
     """The getter itself: what is written through `data` is counted by neither tensor, as it is by both after
     detach()."""
-    return world.torch_call(torch._C.TensorBase.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
+    made = world.torch_call(torch._C.TensorBase.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
+    if world.recorder.level == "aten" and world.recorder_owns(made):
+        made.node.meta["data"] = True  # type: ignore[attr-defined]
+    return made
 
 
 def known_leaf(world: World, tensor: torch.Tensor) -> bool:
@@ -362,13 +365,19 @@ def _grad_fn(world: World, tensor: torch.Tensor) -> object:
     return None
 
 
+def _retains_grad(world: World, tensor: torch.Tensor) -> object:
+    retain = torch._C.TensorBase.retain_grad
+    told = any(call.function is retain and call.args[0] is tensor for call in world.effects.calls)
+    return told or _fact("retains_grad")(world, tensor)
+
+
 _ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
     "requires_grad": _requires_grad,
     "grad": _grad,
     "grad_fn": _grad_fn,
     "data": _data,
     "is_leaf": _fact("is_leaf"),
-    "retains_grad": _fact("retains_grad"),
+    "retains_grad": _retains_grad,
     "output_nr": _fact("output_nr"),
     "__class__": lambda world, tensor: world.type_of(tensor),
     "__dict__": _dict,

@@ -1,11 +1,11 @@
 """Functionalise: no operator writes to a tensor any more, except `copy_` into mutated inputs at the very end.
 
 Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure
-operators, followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]). One
-that only operators write which say so nowhere (running statistics) has meta["counted"] False, as no version of it
-grows. An input whose placeholder has meta["updated_outside"] gets none: an output that is this input then is its new
-value. An operator without a pure form writes to private copies, and whoever reads a copy afterwards reads
-`written(copy, operator)`.
+operators, followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]). Its
+meta["counted"] says how much the input's version grows: by one for each write, but for those of operators which say so
+nowhere (running statistics), and those through what `data` gives (meta["data"]). An input whose placeholder has
+meta["updated_outside"] gets none: an output that is this input then is its new value. An operator without a pure form
+writes to private copies, and whoever reads a copy afterwards reads `written(copy, operator)`.
 Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph;
 outputs that shared storage still share it; operators that draw random numbers keep their order.
 
@@ -50,7 +50,7 @@ class _Storage:
     root: torch.fx.Node
     current: torch.fx.Node
     version: int = 0
-    counted: bool = False  # whether PyTorch's version of it grows with a write
+    counted: int = 0  # how much PyTorch's version of it has grown
 
 
 @dataclass(slots=True)
@@ -65,6 +65,7 @@ class _Ref:
     value: torch.fx.Node | None = None  # valid when `version` is the storage's
     version: int = -1
     aliases: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
+    counted: bool = True  # whether the storage's version is its own
 
 
 def functionalise(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.Graph:
@@ -198,6 +199,7 @@ class _Functionaliser:
 
     def _view(self, node: torch.fx.Node, parent: _Ref, step: ViewStep) -> None:
         ref = _Ref(parent.storage, node.meta["type"], self.build.location, parent, step)
+        ref.counted = parent.counted and not node.meta.get("data", False)
         self.refs[node] = ref
         self._read(ref)  # in place: so the graph keeps the order of the program
 
@@ -366,7 +368,7 @@ class _Functionaliser:
 
     def _write(self, ref: _Ref, value: torch.fx.Node, counted: bool = True) -> None:
         storage = ref.storage
-        storage.counted |= counted
+        storage.counted += counted and ref.counted
         if ref.parent is None:
             value = self._in_order(value, ref.type)
             storage.current = value
@@ -380,7 +382,7 @@ class _Functionaliser:
             if step.op is _STRIDED and not (parent.parent is None and is_surely_dense(self._known(parent.type))):
                 raise CannotFunctionalise("a write through an as_strided view of a part of an input, or to its gaps")
             base = scatter(self.build, step, self._read(parent), value)
-            self._write(parent, self._laid_out(base, parent.type), counted)
+            self._write(parent, self._laid_out(base, parent.type), counted=False)
         # Else a later read takes the view, whose strides are the recorded ones.
         if same_strides(self._known(value.meta["type"]), self._known(ref.type)):
             ref.value, ref.version = value, storage.version
