@@ -80,6 +80,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "plain function as forward": lambda net: setattr(net, "forward", lambda x: x * 4),
     "another class": lambda net: setattr(net, "__class__", Calling),
     "no hooks table": lambda net: net.__dict__.__setitem__("_forward_hooks", None),
+    "not initialised": lambda net: net.__dict__.clear(),
 }  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def test_what_changes_later_is_seen(name: str) -> None:
                 try:
                     result = module(x)
                     (gradient,) = torch.autograd.grad(result.sum(), x)
-                except TypeError as error:
+                except (TypeError, AttributeError) as error:
                     result = gradient = str(error)
                 gradients.append(gradient)
                 results.append(result)

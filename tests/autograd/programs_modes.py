@@ -161,6 +161,20 @@ def gradients_of_gradients_of_what_hooks_saved(compiled: Compiled) -> list[Any]:
 
 
 @program
+def saved_elements_that_share_memory(compiled: Compiled) -> list[Any]:
+    """What hooks give back is laid out again as it was saved."""
+    found: list[Any] = []
+    f = compiled(lambda x, w: (x.sin() * w).exp() * x)
+    given = [random(3, 1).expand(3, 4), random(6).unfold(0, 3, 1), random(4).expand(3, 4)[:, ::2], random(1).bfloat16().expand(3, 4)]
+    for x in given:
+        w = random(*x.shape)
+        for packed in (lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t.double().contiguous()):
+            with torch.autograd.graph.saved_tensors_hooks(packed, lambda t: t):
+                found += torch.autograd.grad(f(x, w).sum(), (x, w), retain_graph=True)
+    return found
+
+
+@program
 def anomaly(compiled: Compiled) -> list[Any]:
     a = random(4, 3)
     with torch.autograd.detect_anomaly(check_nan=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -62,3 +63,33 @@ def test_is_the_programs_own(program: Callable[[torch.Tensor], object], backend:
             assert eager.is_meta or torch.allclose(ours, eager)
         else:
             assert ours == eager
+
+
+def within(x: torch.Tensor) -> object:
+    with torch.overrides._pop_mode_temporarily():
+        return float(x.sum()), x.nonzero()
+
+
+def entered(x: torch.Tensor) -> object:
+    context = torch.overrides._pop_mode_temporarily()
+    context.__enter__()
+    try:
+        return x.nonzero() * 2
+    finally:
+        context.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("program", [within, entered])
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+def test_an_attempt_that_ends_inside_of_a_context_leaves_the_modes(program: Callable[[torch.Tensor], object], backend: str) -> None:
+    """PyTorch's own functions run so where there is a mode. A generator takes it off, and puts it back when it ends."""
+    compiled = fusewright.compile(program, backend=backend)
+    torch.set_default_device("cpu")
+    gc.disable()
+    try:
+        for size in (3, 3, 4):
+            compiled(torch.ones(size))
+            assert torch._C._len_torch_function_stack() == 1
+    finally:
+        gc.enable()
+        torch.set_default_device(None)

@@ -82,6 +82,7 @@ class World(Protocol):
     arrays: list[tuple[Any, Source, torch.Tensor]]
     error_states: list[Any]
     recordings: list[Any]
+    advanced: dict[int, Any]
     identities: dict[int, object]
     foreseen: Any
     iterators: dict[int, DeferredCall]

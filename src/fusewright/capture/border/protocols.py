@@ -596,4 +596,4 @@ def advance(world: World, iterator: Any) -> Any:
         if value is MISSING:
             raise UserException(StopIteration())
         return value
-    return native(next, iterator)
+    return outside_iterators.next_natively(world, iterator)

@@ -1,10 +1,9 @@
 """World: the border between the inside (objects made during this capture) and the outside (whatever existed before).
 
-Takes real outside objects with their sources; gives what stands for them inside, and collects the guards and effects on
-the way.
+Takes real outside objects with their sources; gives what stands for them inside; collects the guards and effects.
 Always holds: what came from outside is in the table `_by_value` (identity of the stand-in) and `_by_real` (identity of
-the original); everything else on the interpreter's stack was made inside and is free to use. This file only dispatches
-by type: what a type means is in values/, what an operator does in protocols.py, what a call does in calls.py.
+the original); everything else on the interpreter's stack was made inside and is free to use. This file dispatches by
+type: what a type means is in values/, what an operator does in protocols.py, what a call does in calls.py.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from fusewright.capture.border.values import (
     context,
     function as functions,
     generator,
+    iterator as iterators,
     list as lists,
     number,
     object as objects,
@@ -74,10 +74,10 @@ class World:
         self.cached: dict[int, dict[Any, Any]] = {}  # what cached functions gave in this call
         self.deep_copies: dict[int, tuple[Any, dict[Any, Any]]] = {}  # by identity: the memo of one, the memories met
         self.recordings, self.error_states = [], []  # open contexts that record warnings; set how NumPy treats errors
+        self.advanced: dict[int, Any] = {}  # generators, natively
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         self.owners: dict[int, tuple[object, str]] = {}  # of dicts that were asked for: whose they are, and what
-        # of floats and ints that change: what stands for them, and their OutsideFloat
-        self.numbers: dict[Source, tuple[Any, Any]] = {}
+        self.numbers: dict[Source, tuple[Any, Any]] = {}  # that change: what stands for each, and its OutsideFloat
         self.gradient_nodes: dict[object, Any] = {}
         self.number_tests: tuple[dict[Source, Any], dict[object, Any]] = ({}, {})  # see values/tensor_number.py
         self.may_infer, self.infers, self.inference_guards = True, False, []  # it may be entered; was; what is open
@@ -103,8 +103,7 @@ class World:
         self._setters, self._deleters = ByType({}, BASE_SETATTRS), ByType({}, BASE_DELATTRS)
         self.made: dict[int, Any] = {}  # of MADE_AFRESH and type parameters, by this capture
         self.identities: dict[int, object] = {}  # what this capture has made, by the id or hash that was asked for
-        # guarded look-ups in classes, as long as the program stores to none
-        self.looked_up: dict[tuple[type, str], Any] = {}
+        self.looked_up: dict[tuple[type, str], Any] = {}  # in classes, guarded, while the program stores to none
         self.dict_kinds: dict[type, tuple[bool, bool]] = {}  # see values/object.py
         self._inside: dict[int, object] = {}  # classes and functions that it has made, and what such classes hold
         self._constants: dict[int, Constant] = {}
@@ -584,6 +583,7 @@ class World:
     def close(self) -> None:
         """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
         wrapper.forget_masks(self)
+        iterators.close(self)
         for contexts in (self.disablers, self.inference_guards, self.error_states):
             while contexts:
                 contexts.pop().__exit__(None, None, None)

@@ -285,11 +285,11 @@ def convolves_channels_last(input: TensorType, weight: TensorType) -> bool:
     """Whether a convolution computes in channels-last format, where it has the choice: an argument suggests so. One
     over a line is one over images of a single row, and copies an input that is not contiguous."""
     if input.ndim == 3:
-        input, weight = _as_row(input if is_contiguous(input) else fresh(input.shape, input)), _as_row(weight)
+        input, weight = as_row(input if is_contiguous(input) else fresh(input.shape, input)), as_row(weight)
     return suggests_channels_last(input) or suggests_channels_last(weight)
 
 
-def _as_row(line: TensorType) -> TensorType:
+def as_row(line: TensorType) -> TensorType:
     (*outer, size), (*steps, step) = line.shape, line.stride
     return replace(line, shape=(*outer, 1, size), stride=(*steps, size * step, step))
 

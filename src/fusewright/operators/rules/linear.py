@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
+    as_row,
     Rule,
     axis_of,
     broadcast,
@@ -184,6 +185,8 @@ def _cudnn_formats(gradient: TensorType, input: TensorType, weight: TensorType) 
     """Whether cuDNN's gradients of an input and of a weight are channels-last. It brings the input into the forward's
     format, and the gradient into the one that the input then suggests; each product takes the format that one of its
     operands suggests, which single channels and positions leave open."""
+    if input.ndim == 3:
+        gradient, input, weight = map(as_row, (gradient, input, weight))
     input = _in_format(input, convolves_channels_last(input, weight))
     gradient = _in_format(gradient, suggests_channels_last(input))
     return convolves_channels_last(gradient, weight), convolves_channels_last(input, gradient)
@@ -210,7 +213,7 @@ def _convolution_backward(
     """On a CPU both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes,
     groups and kernels)."""
     on_cpu = input.device.type == "cpu"
-    if input.ndim not in ((3, 4, 5) if on_cpu else (4,)) or 0 in input.shape or not follows_arguments(input):
+    if input.ndim not in ((3, 4, 5) if on_cpu else (3, 4)) or 0 in input.shape or not follows_arguments(input):
         return NotImplemented
     if not on_cpu:
         last, of_weight = _cudnn_formats(grad_output, input, weight)

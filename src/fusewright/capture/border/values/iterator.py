@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
+import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from fusewright._native import isinstance
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DeferredCall, changed
+from fusewright.capture.border.native import native
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Computed
 
@@ -157,3 +159,17 @@ def next_of(world: World, iterator: Any) -> Any:
 def advance(iterator: Any, count: int) -> None:
     """Takes so many elements; fewer, where it ends."""
     collections.deque(itertools.islice(iterator, count), maxlen=0)
+
+
+def next_natively(world: World, iterator: Any) -> Any:
+    """`next(iterator)`, of one that was made inside."""
+    if type(iterator) is types.GeneratorType:
+        world.advanced[id(iterator)] = iterator
+    return native(next, iterator)
+
+
+def close(world: World) -> None:
+    """At an attempt's end, generators that it has left where they stood: what such a one puts back only when it ends (a
+    mode that it took off PyTorch's stack) is not left to the collector."""
+    while world.advanced:
+        world.advanced.popitem()[1].close()
