@@ -702,6 +702,19 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "a parameter that is twice in a group, on a GPU",
+        "Eager's kernel for a list writes to all of its tensors at the same time, so that one of two writes may be lost. Equal "
+        "where the optimizer has no such kernel.",
+        lambda found, text, examine: (
+            "['params'][0] = p" in text and equal_if(found, text, examine, r"(torch\.optim\.\w+\(ps)(?!.*foreach)", r"\1, foreach=False")
+        ),
+    ),
+    Deviation(
+        "topk of a number, on a GPU",
+        "Eager's result for none of it is a number: what was in memory. Equal over one dimension.",
+        lambda found, text, examine: equal_if(found, text, examine, r"(\w+)\.topk\(0\)", r"\1.reshape(-1).topk(0)"),
+    ),
+    Deviation(
         "checkpoints of what changes before the backward",
         "Eager runs it again as it is then, without a hook that has been removed, with a parameter that was none of a "
         "functional call's (docs/guarantees.md). Equal without the checkpoint.",

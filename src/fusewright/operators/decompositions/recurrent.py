@@ -2,8 +2,8 @@
 
 They write out each step of a length: over one that varies, a layer is one operator here. They drop no numbers between
 layers: layers with dropout are recorded one by one. They do not give an LSTM to oneDNN where its input needs gradients,
-so autocast gives other dtypes: the LSTMs that eager gives to it are recorded as eager calls it. cuDNN takes a layer whole,
-with its own dropout and dtypes under autocast: on a GPU such a layer runs between graphs, as in eager.
+so autocast gives other dtypes: the LSTMs that eager gives to it are recorded as eager calls it. cuDNN takes a layer
+whole, with its own dropout and dtypes under autocast: on a GPU such a layer runs between graphs, as in eager.
 
 Takes what `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None
 where they are recorded as they come. Always holds: each part computes what eager does, by calling it.

@@ -3,8 +3,8 @@ all.
 
 Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said
 (TensorTypes on the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU
-gives. Always holds: of GPUs' operators only those are corrected whose results lie as on a CPU (`_ON_GPUS`, measured), and
-pointwise ones. tests/operators/test_meta_kernels.py compares every operator of PyTorch's
+gives. Always holds: of GPUs' operators only those are corrected whose results lie as on a CPU (`_ON_GPUS`, measured),
+and pointwise ones. tests/operators/test_meta_kernels.py compares every operator of PyTorch's
 samples with the real one.
 """
 
@@ -413,12 +413,13 @@ _OF_GPUS: dict[OpOverload, Correction] = {
 def correction_of(op: OpOverload, device: torch.device | None) -> Rule | None:
     """What takes the result that the meta kernel said and then the operator's arguments, and gives the real result."""
     rule = pointwise.FUNCTIONAL.get(op)
-    pointwise_one = _iterated if torch.Tag.pointwise in op.tags else None
-    correction = CORRECTIONS.get(op) or pointwise_one
+    correction = CORRECTIONS.get(op)
+    if device is not None and device.type == "cuda":
+        correction = _OF_GPUS.get(op) or (correction if op in _ON_GPUS else None)
+    if op not in CORRECTIONS and op not in _OF_GPUS and torch.Tag.pointwise in op.tags:
+        correction = _iterated
     if device is None or device.type not in ("cpu", "cuda"):
         correction = None
-    elif device.type == "cuda":
-        correction = _OF_GPUS.get(op) or (correction if op in _ON_GPUS else None if op in CORRECTIONS else pointwise_one)
     if rule is None and correction is None:
         return None
 

@@ -10,8 +10,8 @@ from torch._ops import OpOverload
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.operators.rules.common import (
-    as_row,
     Rule,
+    as_row,
     axis_of,
     broadcast,
     channels_last_strides,
