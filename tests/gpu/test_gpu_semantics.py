@@ -38,7 +38,7 @@ def outcome(function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> Re
 
 
 def as_eager(function: Callable[..., Any], given: tuple[torch.Tensor, ...], tolerance: float = 1e-4, **settings: Any) -> None:
-    """Values, dtypes and strides, in a first call and in one of any sizes, without a call that is repeated."""
+    """Values, dtypes and strides, without a call that is repeated."""
     heard: list[events.Event] = []
     compiled = fusewright.compile(function, **settings)
     with events.STREAM.listening(heard.append):
