@@ -167,14 +167,14 @@ def once(function, *values, **settings): return function(*(values[1:] if type(va
 """
 WITH_ALL_STEPS = """
 def with_all_steps(norm):
-    if not in_eager: return norm
     def laid_out(one):
+        if not in_eager: return one
         last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(one.ndim)
         nearly = last and one.is_contiguous(memory_format=last) and not one.is_contiguous()
         return one.clone(memory_format=last) if nearly else one
     def of_all(*values, **settings):
         result = norm(*[laid_out(one) if type(one) is torch.Tensor else one for one in values], **settings)
-        if result.requires_grad: result.register_hook(lambda one: one.clone(memory_format=torch.contiguous_format))
+        if in_eager and result.requires_grad: result.register_hook(lambda one: one.clone(memory_format=torch.contiguous_format))
         return result
     return type(norm.__name__, (norm,), {"forward": with_all_steps(norm.forward)}) if isinstance(norm, type) else of_all
 """
@@ -706,7 +706,18 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Eager's kernel for a list writes to all of its tensors at the same time, so that one of two writes may be lost. Equal "
         "where the optimizer has no such kernel.",
         lambda found, text, examine: (
-            "['params'][0] = p" in text and equal_if(found, text, examine, r"(torch\.optim\.\w+\(ps)(?!.*foreach)", r"\1, foreach=False")
+            "['params'][0] = p" in text
+            and equal_if(
+                found, text, examine, r"torch\.optim\.\w+\(ps.*\)$",
+                lambda line: re.sub(r", (foreach|fused)=\w+|\)$", "", line[0]) + ", foreach=False)",
+            )
+        ),
+    ),
+    Deviation(
+        "integers divided by 0, on a GPU",
+        "What eager gives is not defined there (docs/limits.md). Equal where no divisor is 0.",
+        lambda found, text, examine: equal_if(
+            found, text, examine, r"(remainder|floor_divide)\((\w+), (\w+)\)", r"\1(\2, (lambda a: a + (a == 0))(\3))", ("number", "value"),
         ),
     ),
     Deviation(

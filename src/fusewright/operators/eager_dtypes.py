@@ -136,7 +136,7 @@ _OTHERS = frozenset(
         _softmax_backward_data _log_softmax_backward_data _cdist_forward mode block_diag histc
         binary_cross_entropy_with_logits native_batch_norm _native_batch_norm_legit
         _native_batch_norm_legit_no_training
-        _native_batch_norm_legit_functional native_batch_norm_backward""".split()
+        _native_batch_norm_legit_functional native_batch_norm_backward cudnn_batch_norm""".split()
 }
 
 

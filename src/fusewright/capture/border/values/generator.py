@@ -70,6 +70,10 @@ def drawing(world: World, fn: Callable[..., Any], args: Args, kwargs: Kwargs) ->
     (generator,) = {id(one): one for one in (*args, *kwargs.values()) if isinstance(one, Generator)}.values()
     args = tuple(None if one is generator else one for one in args)
     kwargs = {name: None if one is generator else one for name, one in kwargs.items()}
+    given = next((one for one in args if isinstance(one, torch.Tensor)), None)
+    device = kwargs.get("device") or (torch.get_default_device() if given is None else given.device)
+    if torch.device(device).type != generator.device.type:
+        raise GraphBreak("operator-failed", f"a generator of {generator.device} for numbers on {device}")
     if is_own(generator):
         world.guard_identity(generator)
         return world.torch_call(fn, args, kwargs)
