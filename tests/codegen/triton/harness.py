@@ -47,6 +47,17 @@ def mend_interpreter() -> None:
     # the larger and the smaller number: NaN loses, as on a GPU
     InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
     InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmin)
+    # what a comparison gives is a truth value also where it is spread over a block
+    InterpreterBuilder.binary_op = lambda self, a, b, op: TensorHandle(
+        output := op(a.data, b.data), tl.int1 if output.dtype == bool else a.dtype.scalar
+    )
+    # it has no constants of bfloat16, and no unsigned integer of ones
+    InterpreterBuilder.get_bf16 = lambda self, value: TensorHandle(
+        torch.tensor([value], dtype=torch.bfloat16).view(torch.int16).numpy().view(numpy.uint16), tl.bfloat16
+    )
+    InterpreterBuilder.get_all_ones_value = lambda self, kind: TensorHandle(
+        ~numpy.zeros(1, interpreter._get_np_dtype(kind)), kind.scalar
+    )
 
 
 def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None) -> None:
