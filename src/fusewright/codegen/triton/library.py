@@ -38,7 +38,8 @@ def _interpreted(name: str) -> Any:
         arrays = [torch.from_numpy(numpy.ascontiguousarray(argument.handle.data)) for argument in arguments]
         data = function(*torch.broadcast_tensors(*arrays)).numpy()
         scalar = arguments[0].dtype
-        return tl.tensor(TensorHandle(data, scalar), tl.block_type(scalar, list(data.shape)) if data.shape else scalar)
+        blocks = any(argument.type.is_block() for argument in arguments)  # a number is an array of one element
+        return tl.tensor(TensorHandle(data, scalar), tl.block_type(scalar, list(data.shape)) if blocks else scalar)
 
     return call
 
