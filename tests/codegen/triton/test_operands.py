@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,35 +14,10 @@ from fusewright.codegen.device_kernel import DeviceKernel, Processor
 from fusewright.codegen.llvm.capabilities import SUPPORTED
 from fusewright.codegen.triton import generate, library, operations
 from fusewright.runtime import cuda_code
-from tests.codegen.triton.harness import run_code
+from tests.codegen.triton.harness import refused, run_code
 from tests.codegen.triton.operands import COMBINING, FAST, KINDS, Operands, called, operands_of
 
 OPERATIONS = [(op, False) for op in SUPPORTED if op in operations.OPERATIONS] + [(op, True) for op in FAST]
-
-
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_code.Compiler]:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    made = cuda_code.Compiler()
-    yield made
-    made.stop()
-
-
-def refused(compiler: cuda_code.Compiler, codes: Iterable[DeviceKernel], folder: Path) -> list[str]:
-    """What Triton says of each kernel that it cannot compile for an H200."""
-    paths, found = [], []
-    for number, code in enumerate(codes):
-        paths.append(str(folder / str(number)))
-        compiler.ask({
-            "text": code.text, "symbol": code.symbol, "signature": code.signature, "aligned": code.aligned, "warps": code.warps,
-            "stages": code.stages, "checks": code.checks, "scratch": code.scratch, "arch": 90, "ptx": False, "path": paths[-1],
-        })  # fmt: skip
-    for path in paths:
-        try:
-            compiler.wait(path)
-        except cuda_code.CompileError as error:
-            found.append(str(error))
-    return found
 
 
 def code_of(operands: Operands) -> DeviceKernel:
