@@ -1,12 +1,22 @@
 // Machine code of GPU kernels, loaded for Python.
 // Takes machine code (a cubin, or PTX) for the current context; gives function handles.
-// Always holds: a module stays loaded until the process ends (call plans hold its functions); the caller has made the
-// device current.
+// Always holds: a module stays loaded until the process ends (call plans hold its functions), unless an error was raised;
+// the caller has made the device current.
 #include "cuda.h"
 
 namespace fw {
 
 namespace {
+
+// The error of memory that is short is PyTorch's own, as an allocation on that GPU would raise it.
+PyObject *raise(const std::string &text, cuda::Result result) {
+    PyObject *torch = result == cuda::kNoMemory ? PyImport_ImportModule("torch") : nullptr;
+    PyObject *error = torch == nullptr ? nullptr : PyObject_GetAttrString(torch, "OutOfMemoryError");
+    if (!PyErr_Occurred()) PyErr_SetString(error == nullptr ? PyExc_RuntimeError : error, text.c_str());
+    Py_XDECREF(error);
+    Py_XDECREF(torch);
+    return nullptr;
+}
 
 // cuda_load(code: bytes, name: str, shared: int) -> (function, registers, local bytes)
 PyObject *cuda_load(PyObject *, PyObject *args) {
@@ -28,8 +38,8 @@ PyObject *cuda_load(PyObject *, PyObject *args) {
     }
     if (result == 0) result = cuda::driver().function_get(&local, cuda::kLocalBytes, function);
     if (result != 0) {
-        PyErr_SetString(PyExc_RuntimeError, cuda::describe(what, result).c_str());
-        return nullptr;
+        if (module != nullptr) cuda::driver().module_unload(module);
+        return raise(cuda::describe(what, result), result);
     }
     return Py_BuildValue("(Nii)", PyLong_FromVoidPtr(function), registers, local);
 }

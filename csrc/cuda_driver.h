@@ -171,14 +171,23 @@ inline std::string describe(const std::string &what, Result result) {
     return what + ": " + text;
 }
 
-// The kernel of machine code, loaded into the current context. What failed, or null.
+// The kernel of machine code, loaded into the current context. What failed, or null; nothing stays loaded then.
 inline const char *load_kernel(const void *code, const char *name, int shared, void **module, void **function,
                                Result *result) {
-    if ((*result = driver().module_load(module, code)) != 0) return "loading a kernel";
-    if ((*result = driver().module_function(function, *module, name)) != 0) return "finding a kernel in its module";
-    if (shared > kPlainShared && (*result = driver().function_set(*function, kMaxDynamicShared, shared)) != 0)
-        return "asking for shared memory";
-    return nullptr;
+    if ((*result = driver().module_load(module, code)) != 0) {
+        *module = nullptr;
+        return "loading a kernel";
+    }
+    const char *what = "finding a kernel in its module";
+    *result = driver().module_function(function, *module, name);
+    if (*result == 0 && shared > kPlainShared) {
+        what = "asking for shared memory";
+        *result = driver().function_set(*function, kMaxDynamicShared, shared);
+    }
+    if (*result == 0) return nullptr;
+    driver().module_unload(*module);
+    *module = nullptr;
+    return what;
 }
 
 }  // namespace cuda

@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.backends import graph_cache
 from fusewright.background import WORKER
 from fusewright.base import signals
 from fusewright.base.errors import (
@@ -34,8 +36,10 @@ from fusewright.base.errors import (
     InternalErrorWarning,
     RuntimeFallback,
 )
-from fusewright.base.events import STREAM, Captured, Event, InternalError, Skipped
+from fusewright.base.events import STREAM, Captured, Compiled, Event, InternalError, Skipped
+from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.llvm import module as llvm_module
+from fusewright.runtime import cuda_code
 from fusewright.tools import debug_folder
 
 FAILURES: tuple[Callable[[], BaseException], ...] = (
@@ -205,10 +209,48 @@ def test_memory_that_is_short_once_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     compiled = fusewright.compile(lambda x: x + 1)
     for path in ("capture.border.world:World.binary", "compiler:Compiler._entry"):
         with failing(monkeypatch, path, MemoryError):
-            torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 2.0))
+            with heard() as events:
+                torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 2.0))
+            assert not any(isinstance(event, InternalError) for event in events)
     with heard() as events:
         compiled(torch.ones(3))
     assert any(isinstance(event, Captured) for event in events)
+
+
+def test_a_gpu_without_room_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver finds no memory for one of two kernels: the call runs eagerly, and the next one is compiled."""
+    full, loaded = [True], []
+
+    def cuda_load(code: bytes, name: str, shared: int) -> tuple[int, int, int]:
+        if full[0] and name == "second":
+            raise torch.OutOfMemoryError("finding a kernel in its module: out of memory")
+        loaded.append(name)
+        return 1, 0, 0
+
+    def with_kernels(*args: Any) -> Any:
+        cuda_code.load([("first", 0), ("second", 0)])
+        return load_plan(*args)
+
+    load_plan = graph_cache.load_plan
+    monkeypatch.setattr(graph_cache, "load_plan", with_kernels)
+    monkeypatch.setattr(cuda_code, "_native", types.SimpleNamespace(cuda_load=cuda_load))
+    monkeypatch.setattr(cuda_code, "_loaded", {})
+    monkeypatch.setattr(cuda_code, "processor", lambda index: Processor())
+    monkeypatch.setattr(cuda_code, "made", lambda key, arch: ({"name": key, "shared": 0, "warps": 4}, b""))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    compiled = fusewright.compile(lambda x: x + 1)
+    with heard() as events:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 2.0))
+        assert loaded == ["first"]
+        skipped = [event.report.code for event in events if isinstance(event, Skipped)]
+        assert skipped == ["memory-short"] * 3
+        assert not any(isinstance(event, (Compiled, InternalError)) for event in events)
+        full[0] = False
+        compiled(torch.ones(3))
+    assert loaded == ["first", "second"]
+    assert any(isinstance(event, Compiled) for event in events)
 
 
 def test_little_room_on_the_stack() -> None:

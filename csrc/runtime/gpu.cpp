@@ -297,9 +297,10 @@ const DeviceFunction &DeviceCode::function(const std::string &key, const std::st
     cuda::Result result = 0;
     const char *what =
         cuda::load_kernel(code.c_str(), best->name.c_str(), made.shared, &module, &made.function, &result);
-    if (module != nullptr) modules_.push_back(module);
     if (what != nullptr)
-        fail("code of kernel " + name + " for sm_" + std::to_string(best->arch) + ": " + cuda::describe(what, result));
+        fail("code of kernel " + name + " for sm_" + std::to_string(best->arch) + ": " + cuda::describe(what, result),
+             result == cuda::kNoMemory ? FW_MEMORY : FW_FILE);
+    modules_.push_back(module);
     return loaded_[key] = made;
 }
 

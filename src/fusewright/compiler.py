@@ -426,13 +426,15 @@ class Compiler:
             with contextlib.suppress(RecursionError):
                 self._skipped(state, name, SkipFrame("recursion", f"{state.stage}: {error}"))
             return
+        if memory_was_short(error):
+            with contextlib.suppress(MemoryError):
+                self._skipped(state, name, SkipFrame("memory-short", f"{state.stage}: {error}"))
+            return
         what = f"internal error in its {state.stage}: {type(error).__name__}: {error}"
         try:
             self.notify(InternalError(name, state.stage, traceback.format_exc()))
         except Exception as second:  # a full disk, say
             what += f" (nor could this be noted: {type(second).__name__}: {second})"
-        if memory_was_short(error):
-            return  # the next call may have enough
         state.skipped = True
         if self.settings.fullgraph:
             raise FusewrightError(f"{name} cannot be compiled: {what}") from error

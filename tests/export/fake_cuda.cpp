@@ -45,7 +45,7 @@ FORWARD(bmm_out)
 using Launch = int (*)(const char *image, const char *name, unsigned grid, unsigned threads, unsigned shared, void **parameters);
 
 SHOW Launch fake_launch = nullptr;
-SHOW int fake_arch = 80, fake_fails = 0, fake_allocations = 0;  // fake_fails: the number of the allocation that fails
+SHOW int fake_arch = 80, fake_fails = 0, fake_allocations = 0;  // fake_fails: the number of the request for memory that fails
 SHOW int fake_early = 0, fake_modules = 0, fake_contexts = 0, fake_copied_rows = 0, fake_errors = 0;
 SHOW int fake_broken = 0;  // what waiting for a stream gives
 SHOW int64_t fake_live = 0, fake_uploaded = 0;
@@ -96,6 +96,7 @@ SHOW int cuCtxSynchronize() { ENTER; return 0; }
 SHOW int cuStreamSynchronize(void *) { ENTER; return fake_broken; }
 SHOW int cuModuleLoadData(void **module, const void *image) {
     ENTER;
+    if (++fake_allocations == fake_fails) return 2;
     if (std::strncmp(static_cast<const char *>(image), "kernel ", 7) != 0) return 200;
     *module = new Module{static_cast<const char *>(image)};
     return fake_modules++, 0;
@@ -103,16 +104,18 @@ SHOW int cuModuleLoadData(void **module, const void *image) {
 SHOW int cuModuleUnload(void *module) { ENTER; delete static_cast<Module *>(module); return fake_modules--, 0; }
 SHOW int cuModuleGetFunction(void **function, void *module, const char *name) {
     ENTER;
+    if (++fake_allocations == fake_fails) return 2;
     static std::vector<Function *> all;
     all.push_back(new Function{static_cast<Module *>(module), name, 48 * 1024});
     return *function = all.back(), 0;
 }
 SHOW int cuFuncSetAttribute(void *function, int attribute, int value) {
     ENTER;
+    if (++fake_allocations == fake_fails) return 2;
     static_cast<Function *>(function)->shared = value;
     return attribute != 8;
 }
-SHOW int cuFuncGetAttribute(int *value, int, void *) { return *value = 0, 0; }
+SHOW int cuFuncGetAttribute(int *value, int, void *) { return *value = 0, ++fake_allocations == fake_fails ? 2 : 0; }
 static int start(void *function, unsigned grid, unsigned threads, unsigned shared, void **parameters) {
     if (contexts == 0) return refused("a launch without a context");
     Function *one = static_cast<Function *>(function);

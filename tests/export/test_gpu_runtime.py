@@ -4,6 +4,7 @@ runs the same on a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import io
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
+from fusewright import _native
 from fusewright.base.records import replace
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
 from fusewright.exporting import device_code, package
@@ -371,6 +373,21 @@ def test_where_no_memory_is_left_all_is_given_back(name: str, gpu: Any, tmp_path
         assert loads or number > 1
         c.close(made if loaded is None else loaded)
     assert driver["live"] == before
+
+
+def test_a_kernel_that_finds_no_memory_leaves_nothing(library: tuple[CLibrary, Driver]) -> None:
+    """Each step of loading it for Python fails in turn, as an allocation of PyTorch's on a GPU does."""
+    _, driver = library
+    driver.c.cuCtxSetCurrent(None)
+    for number in range(1, 7):
+        driver["fails"], driver["allocations"], modules = number, 0, driver["modules"]
+        with contextlib.nullcontext() if number == 6 else pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            _native.cuda_load(b"kernel of a test", "of a test", 96 << 10)
+        assert driver["modules"] - modules == (number == 6)
+    driver["fails"], driver["modules"] = 0, 0
+    with pytest.raises(RuntimeError, match="loading a kernel: refused") as refused:
+        _native.cuda_load(b"no kernel", "of a test", 0)
+    assert refused.type is RuntimeError
 
 
 def test_threads_share_a_package(gpu: Any, tmp_path: Path) -> None:

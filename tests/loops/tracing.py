@@ -15,6 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusewright.base.records import replace
 from fusewright.graph.passes.clean.functionalise import functionalise
+from fusewright.graph.passes.clean.specialise import specialise
+from fusewright.graph.passes.context import PassContext
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.record.recorder import Recorder
@@ -73,7 +75,7 @@ def record(
     ]
     result = recorder.call(lambda: function(*traced))
     graph = recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
-    return functionalise(graph), recorder.constants
+    return specialise(functionalise(graph), PassContext()), recorder.constants
 
 
 def on_a_gpu(
@@ -84,9 +86,15 @@ def on_a_gpu(
     """The loops of what lies on a GPU, whether there is one or not."""
     graph, constants = record(function, inputs, symbolic)
     for node in graph.nodes:
-        if isinstance(node.meta.get("type"), TensorType):
-            node.meta["type"] = replace(node.meta["type"], device=torch.device("cuda", 0))
+        if "type" in node.meta:
+            node.meta["type"] = _moved(node.meta["type"])
     return lower(graph, constants)
+
+
+def _moved(kind: Any) -> Any:
+    if isinstance(kind, tuple):
+        return tuple(map(_moved, kind))
+    return replace(kind, device=torch.device("cuda", 0)) if isinstance(kind, TensorType) else kind
 
 
 def lowered(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> LoopProgram:

@@ -305,6 +305,26 @@ def test_filters_that_no_convolution_takes_are_refused_where_nothing_reads_the_r
             compiled(x, torch.randn(filters, 2, 3))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d"])
+def test_a_bias_for_other_filters_is_refused_where_nothing_reads_the_result(name: str, dynamic: bool | None) -> None:
+    """On a GPU a pass adds it, which no bias of another size is given to."""
+
+    def program(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        getattr(F, name)(x, weight, bias)
+        return x + 1
+
+    compiled = fusewright.compile(program, dynamic=dynamic)
+    x = torch.randn(2, 2, 9)
+    for filters, *shape in ((1, 1), (4, 4), (4, 1), (1, 4), (4, 4, 1), (2, 2)):
+        arguments = x, torch.randn(filters, 2, 3).transpose(0, int(name != "conv1d")), torch.randn(shape)
+        if shape == [filters]:
+            torch.testing.assert_close(compiled(*arguments), x + 1)
+            continue
+        with pytest.raises(RuntimeError, match="expected bias to be 1-dimensional"):
+            compiled(*arguments)
+
+
 NO_CONVOLUTION: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
     "a window without a place": (lambda x: F.conv1d(x, x.new_ones(3, 2, 7), padding=1), (2, 2, 4)),
     "a spread window without a place": (lambda x: F.conv2d(x, x.new_ones(3, 2, 1, 3), dilation=2), (2, 2, 4, 4)),

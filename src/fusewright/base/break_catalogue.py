@@ -187,7 +187,7 @@ BREAKS: dict[str, tuple[str, str]] = {
     "no-attempts": ("capture was not allowed to try", "raise max_attempts"),
     "outside-exception": ("an exception made outside is raised or examined", _MOVE_OUT),
     "memory-short": (
-        "the function asked for more memory than there was",
+        "the function, or its compile, asked for more memory than there was",
         "nothing: that call runs eagerly, and the next one is captured again",
     ),
     "recursion": ("Python's recursion limit was met", "turn deep recursion into a loop"),

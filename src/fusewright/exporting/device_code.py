@@ -119,6 +119,8 @@ def functions(part: bytes, plan: CallPlan) -> dict[str, DeviceFunction]:
                 torch.cuda.current_stream()  # makes PyTorch create the device's context
                 try:
                     handle, _, _ = _native.cuda_load(code, best.name, best.shared)
+                except torch.OutOfMemoryError:
+                    raise
                 except RuntimeError as error:  # what the driver says
                     raise ProgramFileError(f"code of kernel {step.name} for sm_{best.arch}: {error}") from error
             found[key] = DeviceFunction(handle, 32 * best.warps, best.shared)

@@ -68,11 +68,17 @@ def _index_add(
 
 
 def _convolution(
-    env: ShapeEnv, input: TensorType, weight: TensorType, bias: object, stride: object, padding: object,
-    dilation: object, transposed: bool, *rest: object,
-) -> Pairs:  # fmt: skip
-    """The meta kernel of PyTorch before 2.13 does not compare the channels of a transposed one."""
-    return [(input.shape[1], weight.shape[0])] if transposed and input.ndim == weight.ndim > 1 else []
+    env: ShapeEnv, input: TensorType, weight: TensorType, bias: TensorType | None, stride: object, padding: object,
+    dilation: object, transposed: bool, output_padding: object, groups: int,
+) -> Pairs | None:  # fmt: skip
+    """The meta kernel does not look at the bias, and that of PyTorch before 2.13 does not compare the channels of a
+    transposed one."""
+    fits = input.ndim == weight.ndim > 1
+    pairs = [(input.shape[1], weight.shape[0])] if transposed and fits else []
+    if bias is None or not fits:
+        return pairs
+    filters = weight.shape[1] * groups if transposed else weight.shape[0]
+    return [*pairs, (bias.shape[0], filters)] if bias.ndim == 1 else None
 
 
 def _index_copy(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, source: TensorType) -> Pairs:

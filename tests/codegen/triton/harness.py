@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fusewright.codegen.triton import DeviceKernel, Processor, generate
+from fusewright.runtime import cuda_code
 from fusewright.schedule.plan import Plan, RunKernel
 from fusewright.sizes.expressions import Expr, evaluate
 from tests.loops import reference as loops
@@ -47,6 +49,17 @@ def mend_interpreter() -> None:
     # the larger and the smaller number: NaN loses, as on a GPU
     InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
     InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmin)
+    # what a comparison gives is a truth value also where it is spread over a block
+    InterpreterBuilder.binary_op = lambda self, a, b, op: TensorHandle(
+        output := op(a.data, b.data), tl.int1 if output.dtype == bool else a.dtype.scalar
+    )
+    # it has no constants of bfloat16, and no unsigned integer of ones
+    InterpreterBuilder.get_bf16 = lambda self, value: TensorHandle(
+        torch.tensor([value], dtype=torch.bfloat16).view(torch.int16).numpy().view(numpy.uint16), tl.bfloat16
+    )
+    InterpreterBuilder.get_all_ones_value = lambda self, kind: TensorHandle(
+        ~numpy.zeros(1, interpreter._get_np_dtype(kind)), kind.scalar
+    )
 
 
 def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None) -> None:
@@ -86,3 +99,20 @@ def run_plan(
         r.clone() if isinstance(r, torch.Tensor) and not any(r is i for i in inputs) else r
         for r in loops.collect(plan, memory, inputs)
     ]
+
+
+def refused(compiler: cuda_code.Compiler, codes: Iterable[DeviceKernel], folder: Path) -> list[str]:
+    """What Triton says of each kernel that it cannot compile for an H200."""
+    paths, found = [], []
+    for number, code in enumerate(codes):
+        paths.append(str(folder / str(number)))
+        compiler.ask({
+            "text": code.text, "symbol": code.symbol, "signature": code.signature, "aligned": code.aligned, "warps": code.warps,
+            "stages": code.stages, "checks": code.checks, "scratch": code.scratch, "arch": 90, "ptx": False, "path": paths[-1],
+        })  # fmt: skip
+    for path in paths:
+        try:
+            compiler.wait(path)
+        except cuda_code.CompileError as error:
+            found.append(str(error))
+    return found

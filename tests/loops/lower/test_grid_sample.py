@@ -121,6 +121,8 @@ def test_what_stays_the_librarys() -> None:
         return F.grid_sample(x, g, mode="bicubic", align_corners=False)
 
     assert called(tracing.on_a_gpu(cubic, [image.half(), grid.half()])) == ["grid_sampler_2d.default"]
+    whole = tracing.on_a_gpu(lambda x, g: F.grid_sample(x, g, align_corners=False), [image.int(), grid.int()])
+    assert called(whole) == ["grid_sampler_2d.default"]
 
 
 def test_nothing_is_sampled() -> None:

@@ -38,7 +38,8 @@ def _interpreted(name: str) -> Any:
         arrays = [torch.from_numpy(numpy.ascontiguousarray(argument.handle.data)) for argument in arguments]
         data = function(*torch.broadcast_tensors(*arrays)).numpy()
         scalar = arguments[0].dtype
-        return tl.tensor(TensorHandle(data, scalar), tl.block_type(scalar, list(data.shape)) if data.shape else scalar)
+        blocks = any(argument.type.is_block() for argument in arguments)  # a number is an array of one element
+        return tl.tensor(TensorHandle(data, scalar), tl.block_type(scalar, list(data.shape)) if blocks else scalar)
 
     return call
 
@@ -141,32 +142,38 @@ def sign_of_integer(x):
 
 
 # --- division: PyTorch's rules; a zero divisor of integers gives 0 ----------------------------------------------------
+# One of two integers may be a number in the text, which has no type: what is computed of both has the other's.
 
 
 @triton.jit
 def truncating_quotient(a, b):
-    safe = tl.where(b == 0, 1, b).to(b.dtype)
-    return tl.where(b == 0, 0, a // safe).to(a.dtype)
+    whole = a // _not_zero(a, b)
+    return tl.where(b == 0, 0, whole).to(whole.dtype)
 
 
 @triton.jit
 def truncating_remainder(a, b):
-    safe = tl.where(b == 0, 1, b).to(b.dtype)
-    return tl.where(b == 0, 0, a % safe).to(a.dtype)
+    rest = a % _not_zero(a, b)
+    return tl.where(b == 0, 0, rest).to(rest.dtype)
+
+
+@triton.jit
+def _not_zero(a, b):
+    return tl.where(b == 0, 1, b).to((a + b).dtype)
 
 
 @triton.jit
 def floor_quotient(a, b):
     quotient = truncating_quotient(a, b)
     rest = a - quotient * b
-    return quotient - ((rest != 0) & ((rest < 0) != (b < 0)) & (b != 0)).to(a.dtype)
+    return quotient - ((rest != 0) & ((rest < 0) != (b < 0)) & (b != 0)).to(quotient.dtype)
 
 
 @triton.jit
 def floor_quotient_by_positive(a, b):
     """For indices: `b` is a size or a number in the text."""
     quotient = a // b
-    return quotient - (a < quotient * b).to(a.dtype)
+    return quotient - (a < quotient * b).to(quotient.dtype)
 
 
 @triton.jit
@@ -178,7 +185,7 @@ def floor_remainder_by_positive(a, b):
 @triton.jit
 def floor_remainder(a, b):
     rest = truncating_remainder(a, b)
-    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest).to(a.dtype)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest).to(rest.dtype)
 
 
 @triton.jit
@@ -201,10 +208,11 @@ def float_floor_quotient(a, b):
 
 @triton.jit
 def integer_power(base, exponent):
+    base, exponent = tl.broadcast(base, exponent)  # what a loop carries keeps its shape
     result = (base * 0 + 1).to(base.dtype)
     rest = exponent
     factor = base
-    for _ in range(64):
+    for _ in range(exponent.dtype.primitive_bitwidth):
         result = tl.where((rest & 1) != 0, result * factor, result).to(base.dtype)
         factor = (factor * factor).to(base.dtype)
         rest = tl.where(rest > 0, rest >> 1, 0).to(exponent.dtype)

@@ -324,8 +324,8 @@ def grid_sample(
     mode, padding = interpolation_mode, padding_mode
     if input.type.device.type == "cpu":
         raise Fallback("the library's own")
-    if grid.dtype != input.dtype or mode not in MODES:
-        raise Fallback("a grid that PyTorch refuses")
+    if grid.dtype != input.dtype or not input.dtype.is_floating_point or mode not in MODES:
+        raise Fallback("what PyTorch refuses")
     if mode == BICUBIC and input.dtype in ex.HALF:
         raise Fallback("bicubic positions that the library rounds to halves")
     sides: list[list[Neighbour]] = []
