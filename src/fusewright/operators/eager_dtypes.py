@@ -55,13 +55,19 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     elif func is torch.ops.aten.convolution.default and not kwargs:  # without padding, one group
         args = (*args[:4], [0], *args[5:7], [0], 1)
     given = tuple(map(asked, args)), tuple((name, asked(value)) for name, value in kwargs.items())
-    if "cuda" in _devices(given) and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return ""  # what the program records is none of ours
+    if any(tensor.device == "cuda" for tensor in _tensors(given)):
+        if {tensor.dtype for tensor in _tensors(given)} in _PLAIN:  # what meta kernels are written after
+            return ""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return ""  # what the program records is none of ours
     found = _answer(func, torch.get_default_dtype(), *given)
     if isinstance(found, str):
         return found
     inferred = _dtypes(result)
     return f"eager gives {found}, its meta kernel {inferred}" if found and found != inferred else ""
+
+
+_PLAIN = ({torch.float32}, {torch.float64})
 
 
 @cache
@@ -164,7 +170,8 @@ def _answer(
     func: OpOverload, default: torch.dtype, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]
 ) -> tuple[torch.dtype, ...] | str:
     """The result dtypes, or the error. `default`: the default dtype, which results may depend on."""
-    if not {*_devices((args, kwargs))} <= {"cpu", *(("cuda",) if torch.cuda.is_available() else ())}:
+    here = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+    if any(tensor.device not in here for tensor in _tensors((args, kwargs))):
         return ()
     if any(map(torch._C._dispatch_tls_is_dispatch_key_included, _OF_TRANSFORMS)):
         # A transform of torch.func sees what runs in its thread, and the answer is for all calls that come.
@@ -203,12 +210,12 @@ def _answer_here(
             return f"{type(error).__name__}: {error}"
 
 
-def _devices(value: object) -> Iterator[str]:
+def _tensors(value: object) -> Iterator[_Tensor]:
     if isinstance(value, _Tensor):
-        yield value.device
+        yield value
     elif type(value) is tuple:
         for one in value:
-            yield from _devices(one)
+            yield from _tensors(one)
 
 
 def _dtypes(result: object) -> tuple[torch.dtype, ...]:
