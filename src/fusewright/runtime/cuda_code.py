@@ -278,5 +278,9 @@ def _load(key: str, index: int) -> DeviceFunction:
     launch, code = made(key, processor(index).arch)
     with torch.cuda.device(index):
         torch.cuda.current_stream()  # makes PyTorch create the device's context
-        handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])
+        try:
+            handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])
+        except torch.OutOfMemoryError:  # PyTorch may keep what is free for itself
+            torch.cuda.empty_cache()
+            handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])
     return DeviceFunction(handle, 32 * launch["warps"], launch["shared"])
