@@ -1,7 +1,7 @@
 // Machine code of GPU kernels, loaded for Python.
 // Takes machine code (a cubin, or PTX) for the current context; gives function handles.
-// Always holds: a module stays loaded until the process ends (call plans hold its functions), unless an error was raised;
-// the caller has made the device current.
+// Always holds: a module stays loaded until the process ends (call plans hold its functions), unless an error was
+// raised; the caller has made the device current.
 #include "cuda.h"
 
 namespace fw {

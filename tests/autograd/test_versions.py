@@ -92,8 +92,8 @@ def same(one: object, other: object) -> bool:
     return all(a is b is None or (a is not None and b is not None and torch.allclose(a, b)) for a, b in pairs)
 
 
-@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
-def test_a_write_changes_the_version(backend: str) -> None:
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager", fusewright.aot(lambda gm, inputs: gm)])
+def test_a_write_changes_the_version(backend: Any) -> None:
     """As often as eager's, which counts each write but those through `data`; also where autograd takes note of them."""
     for function in (
         lambda b, x: b.add_(1),

@@ -1,6 +1,6 @@
 """What is said of an operator's results (rule, else meta kernel with the CPU's corrections) against the real results.
 
-Watches every operator that PyTorch's samples dispatch, forward and backward: of each entry that a row of `rules/cpu.py` was written for,
+Watches every operator that PyTorch's samples dispatch, forward and backward: of each entry that a row of `rules/cpu.py` or `rules/corrections.py` was written for,
 and of a spread of the others; `pytest -m sweep` watches all.
 """
 
@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusewright
 from fusewright.operators.derive import derive
 from fusewright.operators.meta_kernels import type_of
-from fusewright.operators.rules.cpu import CORRECTIONS, RULES
+from fusewright.operators.rules.corrections import CORRECTIONS
+from fusewright.operators.rules.cpu import RULES
 from fusewright.sizes.tensor_type import TensorType
 from tests.ops.cases import Case, operator_cases, operator_name, supports
 from tests.ops.opinfo import op_db

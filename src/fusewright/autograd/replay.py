@@ -233,7 +233,8 @@ class _AsBefore(torch.autograd.Function):
 
 def _set_versions(tensors: list[tuple[torch.Tensor, int | None]]) -> None:
     counted = [(tensor, version) for tensor, version in tensors if version is not None]
-    torch._C._autograd._unsafe_set_version_counter(*zip(*counted)) if counted else None
+    if counted:
+        torch._C._autograd._unsafe_set_version_counter(*zip(*counted))
 
 
 class _Late:

@@ -15,7 +15,14 @@ from typing import Any
 from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import split
 from fusewright.backends.joint import compile_joint
-from fusewright.backends.registry import Backend, GraphToCompile, as_tuple, below_autograd
+from fusewright.backends.registry import (
+    Backend,
+    GraphToCompile,
+    as_tuple,
+    below_autograd,
+    counting_as_eager,
+    counts_of,
+)
 from fusewright.backends.repeat import repeatable
 from fusewright.base.errors import BackendError, OptionError
 from fusewright.base.pytorch import torch
@@ -81,28 +88,9 @@ def _lowered_half(
         return below_autograd(to_compile.without_examples().module(graph).forward)
     sizes_as_nodes(graph)
     inputs = tuple(to_compile.real_inputs())
-    places = _uncounted(graph)  # a compiler may change the graph
+    counts = counts_of(graph)  # a compiler may change the graph
     run = backend.compile(replace(to_compile, graph=graph, example_inputs=inputs, backward=None))
-    return _counting_as_eager(below_autograd(run), places)
-
-
-def _uncounted(graph: torch.fx.Graph) -> list[int]:
-    """The inputs that a functional graph writes to without a version that counts it (running statistics)."""
-    nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    return [nodes.index(node.args[0]) for node in graph.nodes if not node.meta.get("counted", True)]  # type: ignore[arg-type]
-
-
-def _counting_as_eager(run: Callable[..., Any], places: list[int]) -> Callable[..., Any]:
-    """`run`, after which these inputs have the version that they had."""
-    if not places:
-        return run
-
-    def uncounted(*inputs: Any) -> Any:
-        written = tuple(inputs[place] for place in places if not inputs[place].is_inference())
-        with torch.autograd._unsafe_preserve_version_counter(written):
-            return run(*inputs)
-
-    return uncounted
+    return counting_as_eager(below_autograd(run), counts)
 
 
 def _compile_half(
@@ -114,7 +102,7 @@ def _compile_half(
     else:
         inputs = [_example(node.meta["type"], env) for node in graph.nodes if node.op == "placeholder"]
     run_with_grad_mode(graph)
-    places = _uncounted(graph)  # a compiler may change the graph
+    counts = counts_of(graph)  # a compiler may change the graph
     try:
         compiled = compilers[direction](to_compile.module(graph), inputs)
     except Exception as error:
@@ -124,7 +112,7 @@ def _compile_half(
         raise BackendError(
             f"the {direction} compiler given to aot returned {type(compiled).__name__}; it must return a callable"
         )
-    return _counting_as_eager(below_autograd(as_tuple(compiled)), places)
+    return counting_as_eager(below_autograd(as_tuple(compiled)), counts)
 
 
 def _example(kind: Any, env: ShapeEnv | None) -> Any:

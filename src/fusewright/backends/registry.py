@@ -18,8 +18,6 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Literal
 
-import torch
-import torch.fx
 from torch.fx.node import map_aggregate
 
 from fusewright.backends.repeat import has_checks, leaving_settings, repeatable
@@ -27,6 +25,7 @@ from fusewright.base.errors import BackendError, OptionError, near_misses
 from fusewright.base.events import Generating
 from fusewright.base.location import as_traceback
 from fusewright.base.options import CAPTURE_OPTIONS, Settings
+from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.rewrites import Rewrites
 from fusewright.capture.frame import Backward
@@ -302,6 +301,28 @@ def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*inputs)
 
     return run
+
+
+def counts_of(graph: torch.fx.Graph) -> dict[int, int]:
+    """How often the versions of inputs grow that a functional graph writes to, where that is not once."""
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    counts = {node.args[0]: node.meta["counted"] for node in graph.nodes if "counted" in node.meta}
+    return {place: counts[node] for place, node in enumerate(nodes) if counts.get(node, 1) != 1}
+
+
+def counting_as_eager(run: Callable[..., Any], counts: dict[int, int]) -> Callable[..., Any]:
+    """`run`, after which the versions of these inputs have grown by so much."""
+    if not counts:
+        return run
+
+    def counted(*inputs: Any) -> Any:
+        written = {place: inputs[place] for place in counts if not inputs[place].is_inference()}
+        with torch.autograd._unsafe_preserve_version_counter(tuple(written.values())):
+            results = run(*inputs)
+        torch.autograd.graph.increment_version([one for place, one in written.items() for _ in range(counts[place])])
+        return results
+
+    return counted
 
 
 def as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -48,15 +48,16 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
         return ""
     asked = _asked_with_ones if func in _SIZED else _asked_with
     if func in _WINDOWS or func in _HALVED:
-        tensors = [value for value in args if isinstance(value, TensorType)]
+        types = [value for value in args if isinstance(value, TensorType)]
         if func in _HALVED:  # along their only dimension
-            tensors = [replace(t, shape=t.shape[:1], stride=t.stride[:1]) for t in tensors]
-        args, kwargs = (*tensors, *_WINDOWS.get(func, (0,))), {}
+            types = [replace(t, shape=t.shape[:1], stride=t.stride[:1]) for t in types]
+        args, kwargs = (*types, *_WINDOWS.get(func, (0,))), {}
     elif func is torch.ops.aten.convolution.default and not kwargs:  # without padding, one group
         args = (*args[:4], [0], *args[5:7], [0], 1)
     given = tuple(map(asked, args)), tuple((name, asked(value)) for name, value in kwargs.items())
-    if any(tensor.device == "cuda" for tensor in _tensors(given)):
-        if {tensor.dtype for tensor in _tensors(given)} in _PLAIN:  # what meta kernels are written after
+    tensors = [*_tensors(given)]
+    if any(tensor.device == "cuda" for tensor in tensors):
+        if {tensor.dtype for tensor in tensors} in _PLAIN:  # what meta kernels are written after
             return ""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return ""  # what the program records is none of ours

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from fusewright.base.pytorch import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.rules.common import Undecided, asking
-from fusewright.operators.rules.cpu import correction_of
+from fusewright.operators.rules.corrections import correction_of
 from fusewright.operators.rules.views import NO_VIEW, view_strides
 from fusewright.operators.shape_rules import decided
 from fusewright.sizes.expressions import Dim, Expr
