@@ -232,22 +232,31 @@ BROADCASTS = (
     ((2, 2), ()),
     ((2, 1), (1, 2)),
 )
+
+
+def needed(op: torch._ops.OpOverload) -> list[Any]:
+    return [argument for argument in op._schema.arguments if not argument.has_default_value()]
+
+
 SEVERAL = [
     op
     for op in registry._ROWS
-    if len(needed := [argument for argument in op._schema.arguments if not argument.has_default_value()]) > 1
-    and all(isinstance(argument.type, torch.TensorType) for argument in needed)
-    and "backward" not in op._schema.name  # their operands are of one shape
+    if all(str(argument.type) in ("Tensor", "number", "float", "bool") for argument in needed(op))
+    and sum(str(argument.type) == "Tensor" for argument in needed(op)) > 1
+    and "log_sigmoid_backward" not in op._schema.name  # one operand holds what another decides
 ]
 
 
-def broadcasts(op: torch._ops.OpOverload) -> list[tuple[Tensor, ...]]:
+def broadcasts(op: torch._ops.OpOverload) -> list[tuple[Any, ...]]:
     """Operands of other shapes that eager accepts, in the first dtype in which there are any."""
-    more = sum(not argument.has_default_value() for argument in op._schema.arguments) - 2
+    kinds = [str(argument.type) for argument in needed(op)]
     for dtype in (torch.float32, torch.bool, torch.int64):
         found = []
         for first, second in BROADCASTS:
-            operands = tuple((torch.rand(shape) * 3).to(dtype) for shape in (first, second, *[first] * more))
+            shapes = iter((first, second, *[first] * len(kinds)))
+            operands = tuple(
+                (torch.rand(next(shapes)) * 3).to(dtype) if kind == "Tensor" else kind != "bool" and 0.5 for kind in kinds
+            )
             with contextlib.suppress(RuntimeError, IndexError):
                 op(*operands)
                 found.append(operands)

@@ -525,6 +525,23 @@ def view_of_an_input_that_is_made_a_leaf(compiled: Compiled) -> list[Any]:
 
 
 @program
+def leaf_that_shows_memory_of_another_dtype(compiled: Compiled) -> list[Any]:
+    """A tensor that is made to require a gradient inside, alone and beside others."""
+    results: list[Any] = []
+    shown = (
+        lambda a: torch.complex(a, a).real,
+        lambda a: torch.view_as_real(torch.complex(a, a)),
+        lambda a: torch.view_as_complex(torch.stack([a, a], -1)),
+        lambda a: a.double().view(torch.int64).view(torch.float64)[1:],
+    )
+    for show in shown:
+        for fn in (lambda a: [show(a).requires_grad_()], lambda a: (show(a).requires_grad_(), a + 1)):
+            made = compiled(fn)(random(3, g=False))
+            results += [*made, [one.requires_grad for one in made], [one.is_leaf for one in made]]
+    return results
+
+
+@program
 def view_in_place_of_an_input_that_is_written_to(compiled: Compiled) -> list[Any]:
     """It is returned: a later write to it must reach the input."""
     results: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -1026,3 +1027,25 @@ def test_which_gradients_each_of_two_gradients_gives(name: str, backend: str, cr
                         pytest.skip("this PyTorch has no such derivative")
                     raise
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_an_input_that_requires_a_gradient_since_the_call(before: bool, create_graph: bool) -> None:
+    """What eager has saved requires one then too: the gradient of the gradient reaches the input, past what the call
+    has computed of it. We refuse that; first gradients are eager's."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y).exp()
+
+    found = []
+    for run in (program, fusewright.compile(program)):
+        x, y = torch.tensor(0.5, requires_grad=before), torch.tensor(0.25, requires_grad=True)
+        result = run(x, y)
+        found += torch.autograd.grad(result, y, create_graph=True)
+        x.requires_grad_(not before)
+        refused = create_graph and run is not program
+        with pytest.raises(RuntimeError, match="Set requires_grad before") if refused else contextlib.nullcontext():
+            found += torch.autograd.grad(result, y, create_graph=create_graph)
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1:2], found[3:] or found[1:2])

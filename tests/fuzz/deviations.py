@@ -548,6 +548,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "gradients of gradients of a call whose argument requires a gradient only since",
+        "Eager's reach it past what the call has computed of it: it is refused (docs/limits.md).",
+        ends=lambda ours, eager: "Set requires_grad before the call" in str(ours),
+    ),
+    Deviation(
         "gradients of gradients through what cannot run again",
         "They need a hook or a custom function once more, and it has side effects, takes what may change, or has written to an "
         "argument: it is refused (docs/limits.md).",

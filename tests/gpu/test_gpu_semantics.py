@@ -90,6 +90,38 @@ def test_a_generator_of_the_cpu() -> None:
 SHAPES = ((2, 1, 3, 4), (2, 4, 1, 1), (1, 4, 3, 3), (2, 3, 1, 5), (3, 8, 2, 2))
 
 
+@pytest.mark.parametrize("layer", [
+    lambda: nn.TransformerEncoderLayer(4, 2, dropout=0.0, device="cpu"), lambda: nn.Linear(4, 4, device="cpu"), lambda: nn.LayerNorm(4, device="cpu"),
+    lambda: nn.Embedding.from_pretrained(torch.ones(3, 4)),
+])  # fmt: skip
+def test_a_layer_of_the_cpu(layer: Callable[[], nn.Module]) -> None:
+    """Its error is the program's to catch, where only the shape is asked for."""
+    made = layer()
+    for training, gradients in itertools.product((False, True), repeat=2):
+        made.train(training)
+
+        def program(x: torch.Tensor) -> Any:
+            try:
+                return made(x if not isinstance(made, nn.Embedding) else x[0].long()).shape
+            except RuntimeError as error:
+                return str(error), x + 1
+
+        with torch.set_grad_enabled(gradients):
+            x = torch.ones(2, 4, device="cuda")
+            ours, eager = fusewright.compile(program)(x), program(x)
+        assert type(ours) is type(eager) and ours[0] == eager[0]
+
+
+@pytest.mark.parametrize("shown", [lambda x: x.sum().expand(2), lambda x: x[:, :1].expand(2, 5), lambda x: x.sum(0).unfold(0, 2, 1)])
+def test_strides_of_what_cuda_graphs_give(shown: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    compiled = fusewright.compile(shown, mode="reduce-overhead")
+    for _ in range(5):
+        x = torch.rand(2, 4, device="cuda")
+        ours, eager = compiled(x), shown(x)
+        torch.testing.assert_close(ours, eager)
+        assert ours.stride() == eager.stride()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("function", [
     lambda x: F.conv2d(x, torch.ones(4, x.shape[1], 3, 3, device="cuda"), padding=1),

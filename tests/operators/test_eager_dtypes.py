@@ -154,7 +154,7 @@ def test_refused_behind_a_write(name: str, dtype: torch.dtype) -> None:
 LIBRARY: dict[str, Callable[[torch.Tensor], Any]] = {
     "kthvalue": lambda x: torch.kthvalue(x.bool(), 2)[0], "cdist": lambda x: torch.cdist(x.half(), x.half()),
     "singular values": lambda x: torch.linalg.svd(x.half())[1], "transform": lambda x: torch.fft.fft(x.half()),
-    "factors": lambda x: torch.linalg.cholesky(-x), "distances": lambda x: torch.pdist(x.half()), "mode": lambda x: x.half().mode()[0],
+    "factors": lambda x: torch.linalg.cholesky(-x), "transform of nothing": lambda x: (torch.fft.fft(x[:0]), x.sum().unbind()), "distances": lambda x: torch.pdist(x.half()), "mode": lambda x: x.half().mode()[0],
 }  # fmt: skip
 
 

@@ -3,7 +3,9 @@ before is as eager leaves it, on each backend."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
+from fusewright.base.signals import GraphBreak
+from fusewright.record.recorder import Recorder
+from fusewright.record.traced_tensor import make_traced
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 Int, Half = torch.int64, torch.bfloat16
 REFUSED: dict[str, Callable[[], torch.Tensor]] = {
@@ -104,3 +110,36 @@ def test_a_view_of_a_leaf_is_not_reshaped_in_place(
         for _ in range(2):
             with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
                 function(of(torch.ones(2, 1, requires_grad=True)))
+
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+ON_SEVERAL: dict[str, Callable[[Any, Any, Any], Any]] = {  # x on a GPU, y and a number n on the CPU
+    "mm": lambda x, y, n: x @ y,
+    "linear": lambda x, y, n: F.linear(x, y),
+    "a sum": lambda x, y, n: x + y,
+    "a number of the GPU": lambda x, y, n: y * x.sum(),
+    "layer norm": lambda x, y, n: F.layer_norm(x, (4,), y[0]),
+    "cat": lambda x, y, n: torch.cat([x, y]),
+    "an embedding": lambda x, y, n: F.embedding(y.long(), x),
+    "gather": lambda x, y, n: x.gather(0, y.long()),
+}
+ON_ANY: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a number of the CPU": lambda x, y, n: x * n + n,
+    "an index": lambda x, y, n: torch.ops.aten.index.Tensor(x, [y[0].long()]),
+    "a write by an index": lambda x, y, n: x.index_put((y[0].long(),), n),
+    "a copy": lambda x, y, n: torch.ops.aten.copy.default(x, y),
+    "lists": lambda x, y, n: torch._foreach_add([x, y], [x, y]),
+}
+
+
+@pytest.mark.parametrize("name", [*ON_SEVERAL, *ON_ANY])
+def test_operands_on_several_devices_are_for_eager(name: str) -> None:
+    recorder = Recorder("aten", None)
+
+    def traced(name: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        type_ = TensorType(shape, contiguous_strides(shape), torch.float32, device)  # type: ignore[arg-type]
+        return make_traced(recorder, recorder.graph.placeholder(name), type_)
+
+    x, y, n = traced("x", (4, 4), GPU), traced("y", (4, 4), CPU), traced("n", (), CPU)
+    with contextlib.nullcontext() if name in ON_ANY else pytest.raises(GraphBreak, match="on several devices"):
+        recorder.call(lambda: (ON_ANY | ON_SEVERAL)[name](x, y, n))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
 from fusewright.runtime import cuda_code
-from fusewright.runtime.cudagraphs import MOST_REPEATS, WARM_UP, Inputs, unsafe_reason
+from fusewright.runtime.cudagraphs import MOST_REPEATS, WARM_UP, Inputs, copies_of, unsafe_reason
 from tests.loops.tracing import lowered
 from tests.schedule.reference import schedule
 
@@ -27,6 +28,18 @@ def plan_for_gpu() -> CallPlan:
     plan = schedule(lowered(lambda x, y: torch.relu(x + y), [torch.randn(40), torch.randn(40)]))
     made = build_call_plan(plan, generate(list(plan.kernels.values()), plan.buffers, Processor()))
     return replace(made, slots=tuple(replace(slot, device="cuda", device_index=0) for slot in made.slots))
+
+
+@pytest.mark.parametrize("shown", [
+    lambda x: x[:, 1:2].expand(3, 5), lambda x: x.sum().expand(2), lambda x: x[:, :1].expand(3, 4)[:0],
+    lambda x: x.t(), lambda x: x.view(12).unfold(0, 4, 2), lambda x: x[1:, ::2],
+])  # fmt: skip
+def test_copies_of_results_have_their_strides(shown: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    result = shown(torch.arange(12.0).view(3, 4))
+    (copy,) = copies_of([result])
+    torch.testing.assert_close(copy, result)
+    assert copy.stride() == result.stride()
+    assert not copy._is_view() and copy.untyped_storage().data_ptr() != result.untyped_storage().data_ptr()
 
 
 def test_inputs_that_move_are_copied_and_others_read_in_place() -> None:

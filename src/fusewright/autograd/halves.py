@@ -30,6 +30,10 @@ CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a "
     "compiled function was written to before gradients of its gradients were asked for"
 )
+ASKED = (
+    "fusewright: an input of a compiled function requires a gradient, or requires none any more, since after the call: "
+    "gradients of its gradients (create_graph=True) would be those of another call. Set requires_grad before the call."
+)
 READ = "what a custom autograd.Function or a hook looks up in the backward is no longer what it was in the forward"
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -140,6 +144,7 @@ class Halves:
     replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would
               not give their gradients (a custom autograd function or a hook that cannot be run again)
     random    the random generators that the forward draws from (graph.generators)
+    required  the inputs, by place, that require a gradient in the forward
     updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive),
         and not replayed
     outputs   number of graph outputs
@@ -155,6 +160,7 @@ class Halves:
     groups: tuple[Group, ...]
     replay: Replay | None
     random: tuple[Drawn, ...]
+    required: frozenset[int]
     updates: bool
     outputs: int
     fell_back: Callable[[str], None]
@@ -365,6 +371,12 @@ def _unwritten(ctx: Any) -> bool:
     return all(place not in needed for place, *versions in zip(places, found, ctx.versions) if len({*versions}) > 1)
 
 
+def _read(ctx: Any) -> list[int]:
+    """The input tensors, by place, that the results depend on."""
+    needed = ctx.halves.replay.needed()
+    return [place for place in _tensors(ctx.inputs) if place in needed]
+
+
 def _tensors(inputs: tuple[Any, ...]) -> list[int]:
     return [place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
 
@@ -448,6 +460,8 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
             "fusewright: the forward drew random numbers while the program recorded a CUDA graph; it cannot be "
             "repeated with them. Keep gradients of gradients (create_graph=True) of it out of the recording."
         )
+    if create_graph and any(inputs[place].requires_grad != (place in halves.required) for place in _read(ctx)):
+        raise RuntimeError(ASKED)
     inputs, outputs = _replayed(ctx)
     pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]
     pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]

@@ -98,6 +98,7 @@ def compile_joint(
             run = compile_half(part, "backward" if len(groups) == 1 else f"backward of outputs {index}")
         without = None if whole is None else _without(whole, len(group.tangents), to_compile)
         compiled_groups.append(replace(group, backward=run, without=without))
+    kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
     compiled = Halves(
         forward=run_forward,
         groups=tuple(compiled_groups),
@@ -107,13 +108,13 @@ def compile_joint(
         else None,
         replay=again,
         random=drawing_devices(halves.forward),
+        required=frozenset(place for place, kind in enumerate(kinds) if getattr(kind, "requires_grad", False)),
         updates=bool(backward.updates),
         before=before,
         outputs=backward.outputs,
         as_read=functools.partial(as_read, backward.user_reads) if backward.user_reads else None,
         fell_back=lambda reason: notify(FellBack(f"{function} backward", reason)),
     )
-    kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
     return differentiable(compiled, backward, tuple(kind if isinstance(kind, Expr) else None for kind in kinds))
 
 

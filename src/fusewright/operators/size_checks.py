@@ -32,6 +32,12 @@ Condition = Callable[..., Pairs | None]
 hold; None when even the number of sizes is wrong."""
 
 
+def _fourier(env: ShapeEnv, self: TensorType, *rest: Any) -> Pairs:
+    if self.device.type != "cpu":
+        return []
+    return [Relation("<=", 1, size) for size in self.shape]  # MKL has no transform of nothing
+
+
 def _equal_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Pairs | None:
     return list(zip(a, b, strict=True)) if len(a) == len(b) else None
 
@@ -276,6 +282,7 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.nll_loss2d_forward.default: _nll_loss,
     aten.constant_pad_nd.default: _constant_pad,
     **dict.fromkeys(UPSAMPLING, _upsample),
+    **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default), _fourier),
 }
 
 

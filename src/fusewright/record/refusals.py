@@ -82,6 +82,33 @@ def _refuses_types(func: OpOverload, args: tuple[object, ...]) -> bool:
     return len(types) > 1 or torch.bool in types or not (numbers or tensors[0].device.type == "cpu")
 
 
+_FROM_ANYWHERE = frozenset(
+    "copy copy_ _to_copy set_ index _unsafe_index index_put index_put_ _unsafe_index_put _index_put_impl "
+    "_index_put_impl_ _ctc_loss _pack_padded_sequence _pad_packed_sequence".split()
+)
+"""Operators that take tensors of several devices. Lists of tensors are taken one by one (`_foreach_add`)."""
+
+
+@functools.cache
+def _takes_one_device(func: OpOverload) -> bool:
+    name = func._schema.name.removeprefix("aten::")
+    return func.namespace == "aten" and name not in _FROM_ANYWHERE and not name.startswith("_foreach_")
+
+
+def _refuses_devices(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether eager's kernel would find its operands on several devices. A number of the CPU is no matter, but then its
+    kernel decides."""
+    first: torch.device | None = None
+    for value in (*args, *kwargs.values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor) and (item.device.type != "cpu" or item.ndim):
+                if first is None:
+                    first = item.device
+                elif item.device != first:
+                    return _takes_one_device(func)
+    return False
+
+
 # Operators that write a number as it is, and its position.
 _WRITES_NUMBER: dict[OpOverload, int] = {
     **dict.fromkeys((aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill_.Scalar), 1),
@@ -170,6 +197,8 @@ def check(
             raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
     if _refuses_types(func, args):
         raise GraphBreak("operator-failed", f"{func} of operands of these types")
+    if _refuses_devices(func, args, kwargs):
+        raise GraphBreak("operator-failed", f"{func} of operands on several devices")
     if _refuses_number(func, args, kwargs):
         raise GraphBreak("operator-failed", f"{func} of a number that the dtype does not hold")
     if func is aten.index.Tensor:

@@ -305,5 +305,13 @@ def copies_of(values: Sequence[Any]) -> tuple[Any, ...]:
     if pairs:
         torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
     return tuple(
-        old.clone() if new is None and isinstance(old, torch.Tensor) else new for new, old in zip(made, values)
+        _overlapping(old) if new is None and isinstance(old, torch.Tensor) else new for new, old in zip(made, values)
     )
+
+
+def _overlapping(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose elements share memory as those of `tensor` do."""
+    shape, stride = tensor.shape, tensor.stride()
+    span = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if tensor.numel() else 0
+    memory = tensor.as_strided((span,), (1,)).clone().untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory, 0, shape, stride)

@@ -541,7 +541,7 @@ class Code:
         recast, result = False, value
         while value.viewed is not None and not value.reshaped and self.world.recorder.level == "aten":
             node, viewed = value.node, value.viewed
-            if not isinstance(node.target, OpOverload) or node.args[0] is not viewed.node:
+            if not isinstance(node.target, OpOverload) or node.args[0] is not viewed.node or value.requires_grad:
                 return ""
             recast = recast or facts(node.target).recasts
             calls.append((node.target, node.args[1:], node.kwargs))

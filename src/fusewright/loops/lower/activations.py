@@ -18,7 +18,7 @@ from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.expressions import fused_multiply_add as fma
 from fusewright.loops.lower.pointwise import elementwise, operand
 from fusewright.loops.lower.promotion import computing
-from fusewright.loops.lower.registry import lowers
+from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axis_symbols, is_one, normalize_dim
 
 SQRT_HALF = math.sqrt(0.5)
@@ -305,11 +305,10 @@ def shrink_backward(call: Call, grad_output: Value, self: Value, lambd: float) -
 
 @lowers("_prelu_kernel_backward")
 def prelu_backward(call: Call, grad_output: Value, self: Value, weight: Value) -> tuple[Value, Value]:
-    low = call.lowering
-    dtype = computing((grad_output, self, weight))
-    axes = axis_symbols(self.shape)
-    g, x = low.read(grad_output, axes, dtype), low.read(self, axes, dtype)
-    w = low.read(weight, low.broadcast(weight, self.shape, axes), dtype)
+    low, shape = call.lowering, call.type[0].shape
+    operands = grad_output, self, weight
+    dtype, axes = computing(operands), axis_symbols(shape)
+    g, x, w = (low.read(one, low.broadcast(one, shape, axes), dtype) for one in operands)
     positive = ex.gt(x, 0)
     return (
         low.value(call.type[0], ex.where(positive, g, ex.mul(w, g))),
@@ -339,5 +338,7 @@ def glu_backward(call: Call, grad_output: Value, self: Value, dim: int) -> Value
 @lowers("native_dropout_backward")
 def native_dropout_backward(call: Call, grad_output: Value, mask: Value, scale: float) -> Value:
     dtype = ex.compute_dtype(call.type.dtype)
+    if mask.dtype != torch.bool:
+        raise Fallback("a mask of numbers")
     kept = operand(call, mask, torch.bool)
     return call.result(ex.mul(ex.mul(operand(call, grad_output, dtype), ir.cast(kept, dtype)), float(scale)))

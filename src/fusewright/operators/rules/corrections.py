@@ -314,8 +314,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
         _preserved,
     ),
     aten.nll_loss2d_backward.default: lambda said, gradient, self, *rest: _preserved(said, self),
-    aten._prelu_kernel_backward.default: lambda said, gradient, self, weight: tuple(
-        _iterated(one, self, weight, gradient) for one in said
+    aten._prelu_kernel_backward.default: lambda said, gradient, self, weight: (  # of the second they forget the weight
+        (_iterated(said[0], self, weight, gradient),) * 2
     ),
     **dict.fromkeys(
         (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default),
