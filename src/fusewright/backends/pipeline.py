@@ -38,6 +38,7 @@ from fusewright.graph.printer import print_graph
 from fusewright.graph.seeds import seeds_outside
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
+from fusewright.loops.lower.questions import types_in
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
 from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
@@ -407,12 +408,23 @@ def _scheduled(
     if plan is not None:
         return Selection(plan, options, None, half)
     run = functools.partial(run_stage, to_compile)
-    program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion)
+    refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile)) if _meets_gpu(graph) else None
+    program: LoopProgram = run(
+        "loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion, refuses
+    )
     gpu = None if _is_on_cpu(program) else _gpu()
     if gpu is not None:
         options = gpu.schedule_options(options, program)
     work = schedule if gpu is None else gpu.scheduled
     return Selection(run("schedule", "", plan_text, work, program, options), options, gpu, half)
+
+
+def _left_to_pytorch(to_compile: GraphToCompile, reason: str) -> None:
+    to_compile.notify(Hint(to_compile.function, f"an operator is PyTorch's own: no kernel can be generated for {reason}"))
+
+
+def _meets_gpu(graph: torch.fx.Graph) -> bool:
+    return any(kind.device.type == "cuda" for node in graph.nodes for kind in types_in(node.meta.get("type")))
 
 
 _CPU = torch.device("cpu")

@@ -7,13 +7,17 @@ the same outcome.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.fx
 
 from fusewright.base.records import dataclass
+from fusewright.loops.ir import Expression, Operation
+
+Refuses = Callable[[torch.device, Iterable[Expression | Operation]], bool]
+"""Whether there is no code for one of these in a kernel on that device."""
 
 
 class Fallback(Exception):
