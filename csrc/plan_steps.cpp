@@ -129,7 +129,7 @@ bool Runner::fail(const std::string &message, PyObject *error_when_mutated) {
     hold_gil();
     if (PyErr_Occurred()) return fail_with_current_exception(message);
     if (mutated_)
-        PyErr_SetString(error_when_mutated, message.c_str());
+        raise_by_text(message, error_when_mutated);
     else
         raise_fallback(message);
     return false;
@@ -327,7 +327,12 @@ bool Runner::launch(const LaunchStep &step) {
     parameters[all + 1] = &nothing;
     std::string error;
     DeviceLaunch shape{step.function, grid, step.device, step.threads, step.shared, stream_, step.waits && follows_};
-    if (!cuda_launch(shape, parameters, &error)) return fail(step.name + ": " + error, PyExc_RuntimeError);
+    cuda::Result result = cuda_launch(shape, parameters, &error);
+    if (result == cuda::kNoMemory) {  // of the kernel's code or its threads' own: PyTorch may keep what is free
+        hold_gil();
+        if (give_memory_back(stream_)) result = cuda_launch(shape, parameters, &error);
+    }
+    if (result != 0) return fail(step.name + ": " + error, PyExc_RuntimeError);
     follows_ = true;
     return true;
 }

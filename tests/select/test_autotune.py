@@ -19,7 +19,7 @@ from fusewright.schedule import ScheduleOptions, schedule, with_memory
 from fusewright.schedule.plan import Plan, RunKernel
 from fusewright.schedule.verify import verify
 from fusewright.select import autotune
-from fusewright.select.autotune import tune
+from fusewright.select.autotune import Tuned, tune
 from fusewright.select.candidates import FEW, MANY, Budget, Candidate, Question, answer_all, quickest, record_key
 from fusewright.select.measure import disagreement
 from tests.loops.tracing import lowered, record
@@ -37,11 +37,12 @@ class FakeAutotuner:
         self,
         seconds: dict[str, float],
         refused: Sequence[str] = (),
+        short: Sequence[str] = (),
         noise: Sequence[float] = (1.0,),
         plan: Plan | None = None,
     ) -> None:
         self.plan = plan
-        self.seconds, self.refused, self.noise = seconds, refused, noise
+        self.seconds, self.refused, self.short, self.noise = seconds, refused, short, noise
         self.now = 0.0
         self.requested: list[str] = []
         self.prepared: list[str] = []
@@ -53,10 +54,11 @@ class FakeAutotuner:
             known = self.plan.buffers.keys() | {buffer.name for buffer in candidate.added}
             assert all(known >= set(kernel.buffers) for kernel in candidate.kernels.values()), candidate.name
 
-    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         self.prepared.append(question.title)
         refused = {c.name: "wrong" for c in question.candidates if c.name in self.refused}
-        return [(c.name, c.name) for c in question.candidates if c.name not in refused], refused
+        refused |= {c.name: "out of memory" for c in question.candidates if c.name in self.short}
+        return [(c.name, c.name) for c in question.candidates if c.name not in refused], refused, bool(self.short)
 
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         found = []
@@ -182,6 +184,19 @@ def test_a_candidate_that_is_wrong_does_not_take_part_and_is_told() -> None:
     records.clear()
     answers, _ = answer_all([question("x")], everybody, records, 100.0, everybody.clock)
     assert answers["key of x"].winner == LIBRARY and not records  # nothing was measured, so nothing is remembered
+
+
+def test_a_candidate_that_found_no_memory_is_asked_again() -> None:
+    """What was measured beside it decides for now, and nothing of that is remembered."""
+    records = Memory()
+    tuner = FakeAutotuner({LIBRARY: 1.0, "a": 0.1, "b": 0.8}, short=["a"])
+    answers, unasked = answer_all([question("x")], tuner, records, 100.0, tuner.clock)
+    assert answers["key of x"].winner == "b" and not records and not unasked
+    assert not Tuned(Plan(), {}, tuple(answers.values()), unasked).complete
+    tuner.short = ()
+    answers, unasked = answer_all([question("x")], tuner, records, 100.0, tuner.clock)
+    assert answers["key of x"].winner == "a" and records
+    assert Tuned(Plan(), {}, tuple(answers.values()), unasked).complete
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------------

@@ -279,8 +279,10 @@ def _autotune(to_compile: GraphToCompile, selection: Selection) -> Plan:
         limit = f"autotune_seconds={settings['autotune_seconds']:g}"
         spent = f"{limit} were over before {tuned.unasked} products or kernels were measured"
         to_compile.notify(Hint(function, f"{spent}: they run as in default mode"))
+    if any(answer.short for answer in tuned.answers):
+        to_compile.notify(Hint(function, "memory was short while candidates were measured: a later compile asks again"))
     asked = ((answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers)
-    selection.tiles, selection.autotuned = tuned.tiles, None if tuned.unasked else tuple(asked)
+    selection.tiles, selection.autotuned = tuned.tiles, tuple(asked) if tuned.complete else None
     return tuned.plan
 
 
