@@ -422,7 +422,8 @@ def _scheduled(
 
 
 def _left_to_pytorch(to_compile: GraphToCompile, reason: str) -> None:
-    to_compile.notify(Hint(to_compile.function, f"an operator is PyTorch's own: no kernel can be generated for {reason}"))
+    hint = f"an operator is called as PyTorch has it: no kernel can be generated for {reason}"
+    to_compile.notify(Hint(to_compile.function, hint))
 
 
 def _meets_gpu(graph: torch.fx.Graph) -> bool:

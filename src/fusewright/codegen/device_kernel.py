@@ -14,8 +14,8 @@ from fusewright.sizes.expressions import Dim, Expr
 
 
 class Unsupported(Exception):
-    """The kernel holds something that cannot be generated for a GPU; the message says what. The graph then runs its
-    operators eagerly."""
+    """The kernel holds something that cannot be generated for a GPU; the message says what. Lowering has asked before
+    (codegen/triton/capabilities.py); a graph that is left with such a kernel runs its operators eagerly."""
 
 
 @dataclass(frozen=True, slots=True)

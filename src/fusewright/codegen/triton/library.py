@@ -133,8 +133,8 @@ def fast_one_plus_erf(x):
 
 @triton.jit
 def digamma(x):
-    """In double, whatever the type, as on a CPU: reflection below 0, the recurrence up to 10, then the asymptotic series
-    (Abramowitz and Stegun 6.3.7, 6.3.5, 6.3.18)."""
+    """In double whatever the type: reflection below 0, the recurrence up to 10, then the asymptotic series (Abramowitz
+    and Stegun 6.3.7, 6.3.5, 6.3.18)."""
     y = x.to(tl.float64)
     z = tl.where(y < 0, 1.0 - y, y)
     total = tl.zeros_like(y)

@@ -2,7 +2,7 @@
 
 Takes the rows that the operator files of this package register on import; gives `find(target)`. An operator without a
 row becomes an extern call with eager's semantics; a row that meets a case it does not express raises `Fallback`, with
-the same outcome.
+the same outcome, and so has what code generation refuses.
 """
 
 from __future__ import annotations
