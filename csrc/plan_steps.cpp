@@ -305,7 +305,7 @@ bool Runner::launch(const LaunchStep &step) {
     int64_t grid = v[step.grid];
     if (grid <= 0) return true;
     if (step.device != device_ && !enter_device(step.device)) return false;
-    constexpr size_t kMost = 128;
+    constexpr size_t kMost = 512;  // code generation keeps to MOST_PARAMETERS
     void *pointers[kMost], *parameters[kMost + 2];
     size_t n = step.buffers.size() - step.scratch, all = n + step.sizes.size();
     if (all > kMost) return fail(step.name + " has too many parameters", PyExc_RuntimeError);

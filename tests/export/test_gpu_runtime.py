@@ -28,7 +28,7 @@ from fusewright import _native
 from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import replace
 from fusewright.codegen.call_plan_types import KernelCall, LaunchCall
-from fusewright.codegen.device_kernel import DeviceKernel, Processor
+from fusewright.codegen.device_kernel import MOST_PARAMETERS, DeviceKernel, Processor
 from fusewright.exporting import device_code, package
 from fusewright.runtime import cuda_code, launch, torch_c
 from tests.codegen.triton.harness import function_of, mend_interpreter
@@ -423,7 +423,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_launch_that_finds_no_memory(
     writes: bool, library: tuple[CLibrary, Driver], streams: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What PyTorch keeps for later is given back, and the kernel is started again. Where that is not enough, the call is
+    """Of a kernel with many parameters. What PyTorch keeps for later is given back, and it is started again. Where that is not enough, the call is
     repeated eagerly; what has written to an argument raises what an allocation would."""
     _, driver = library
 
@@ -446,7 +446,7 @@ def test_a_launch_that_finds_no_memory(
     schedule.run("copy", None, [x, out], 1)
     plan = schedule.build(single=True)
     steps = tuple(
-        LaunchCall(one.name, "a key", 0, one.buffers, (False, False), (False, True), one.extent, ())
+        LaunchCall(one.name, "a key", 0, one.buffers, (False, False), (False, True), one.extent, (one.extent,) * (MOST_PARAMETERS - 2))
         if isinstance(one, KernelCall) else one
         for one in plan.steps
     )  # fmt: skip

@@ -18,6 +18,10 @@ class Unsupported(Exception):
     (codegen/triton/capabilities.py); a graph that is left with such a kernel runs its operators eagerly."""
 
 
+MOST_PARAMETERS = 500
+"""Of a kernel: every driver takes 4096 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Processor:
     """The GPU that code is made for. arch: compute capability, 90 for 9.0; units: multiprocessors."""

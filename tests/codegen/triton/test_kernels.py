@@ -18,6 +18,7 @@ from fusewright.codegen.triton import (
     capabilities,
     generate,
     kernel,
+    module,
     operations,
     reductions,
     tiles,
@@ -375,6 +376,19 @@ def test_what_has_no_code_is_one_operator_of_the_plan(what: str, monkeypatch: py
     left = [step.extern.target for step in plan.steps if isinstance(step, RunExtern)]
     assert [target._schema.name.removeprefix("aten::") for target in left] == [LEFT[what]] * bool(LEFT[what])
     torch.testing.assert_close(run_plan(plan, inputs), list(several(*inputs)), rtol=2e-5, atol=2e-5)
+
+
+def test_a_kernel_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part's place depends on the sizes of all others. What no launch takes is refused."""
+    monkeypatch.setattr(promotion, "_converts_float8", lambda device: True)
+    count = 150
+    inputs = [r(2 + place, 2) for place in range(count)]
+    program = tracing.on_a_gpu(lambda *x: torch.cat(x) * 2, inputs, {place: {0: f"n{place}"} for place in range(count)})
+    plan = schedule(program, GPU)
+    assert max(len(code.signature) for code in generate(list(plan.kernels.values()), plan.buffers, TINY).values()) > count
+    monkeypatch.setattr(module, "MOST_PARAMETERS", count)
+    with pytest.raises(Unsupported, match="parameters"):
+        generate(list(plan.kernels.values()), plan.buffers, TINY)
 
 
 def test_what_is_refused_of_one_operator_may_be_read_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
