@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import replace
 from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton.gemm_tiles import Computing, ProductShape, ProductTile, product_tiles
@@ -21,7 +23,7 @@ from fusewright.schedule.verify import verify
 from fusewright.select import autotune
 from fusewright.select.autotune import Tuned, tune
 from fusewright.select.candidates import FEW, MANY, Budget, Candidate, Question, answer_all, quickest, record_key
-from fusewright.select.measure import disagreement
+from fusewright.select.measure import GpuAutotuner, disagreement
 from tests.loops.tracing import lowered, record
 
 CPU = torch.device("cpu")
@@ -197,6 +199,33 @@ def test_a_candidate_that_found_no_memory_is_asked_again() -> None:
     answers, unasked = answer_all([question("x")], tuner, records, 100.0, tuner.clock)
     assert answers["key of x"].winner == "a" and records
     assert Tuned(Plan(), {}, tuple(answers.values()), unasked).complete
+
+
+def test_a_candidate_without_memory_is_tried_without_what_pytorch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan says so as native code does; what is wrong with another one says nothing of memory."""
+    emptied: list[None] = []
+    errors = {"a": "allocating a tensor: CUDA out of memory", "b": "launching a kernel: out of memory", "c": "no such thing"}
+
+    def call(self: object, candidate: Candidate, *rest: object) -> Any:
+        def run() -> tuple[torch.Tensor, ...]:
+            if candidate.name in errors and not (candidate.name == "a" and emptied):
+                raise RuntimeFallback(errors[candidate.name])
+            return (torch.ones(3),)
+
+        return run
+
+    monkeypatch.setattr(GpuAutotuner, "_make_flush", lambda self: torch.empty(0))
+    monkeypatch.setattr(GpuAutotuner, "_call", call)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
+    for names, left, short in (([LIBRARY, "a"], {}, False), (["a", "b"], {"b"}, True), (["a", "c"], {"c"}, False)):
+        emptied.clear()
+        candidates = tuple(Candidate(name, (), {}, {}) for name in names)
+        tuner = GpuAutotuner(Plan(), torch.device("cpu"), Processor(), "fake")
+        calls, refused, found = tuner.prepare(replace(question("x"), candidates=candidates))
+        assert ([name for name, _ in calls], set(refused), found) == ([n for n in names if n not in left], set(left), short)
+        assert len(emptied) == 1 + (short is True)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------------

@@ -231,8 +231,8 @@ class TrainingGraphs:
         self.tell(f"no CUDA graph: {reason}")
 
     def _tried(self, record: Callable[[_Recording, Any], bool], recording: _Recording, given: Any) -> bool:
-        """Whether that is recorded now. Where memory is short, what was recorded is given back, and recorded anew after as
-        many calls as at first."""
+        """Whether that is recorded now. Where memory is short, what was recorded is given back, and recorded anew after
+        as many calls as at first."""
         try:
             return record(recording, given)
         except Exception as error:

@@ -216,17 +216,20 @@ class GpuAutotuner:
         self, candidate: Candidate, question: Question, tensors: dict[str, torch.Tensor], generator: torch.Generator
     ) -> tuple[Callable[[], tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
         """(the candidate's call, its results). Memory that is short is sought in PyTorch's cache first."""
-        for again in (True, False):
-            try:
-                call = self._call(candidate, question, tensors, generator)
-                results = call()
-                torch.cuda.synchronize(self.device)
-                return call, results
-            except RuntimeError as error:
-                if not again or not memory_was_short(error):
-                    raise
-            torch.cuda.empty_cache()
-        raise AssertionError
+
+        def run() -> tuple[Callable[[], tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+            call = self._call(candidate, question, tensors, generator)
+            results = call()
+            torch.cuda.synchronize(self.device)
+            return call, results
+
+        try:
+            return run()
+        except RuntimeError as error:
+            if not memory_was_short(error):
+                raise
+        torch.cuda.empty_cache()
+        return run()
 
     def _call(
         self, candidate: Candidate, question: Question, tensors: dict[str, torch.Tensor], generator: torch.Generator
