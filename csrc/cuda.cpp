@@ -17,8 +17,8 @@ void raise_by_text(const std::string &text, PyObject *otherwise) {
 
 bool give_memory_back(void *stream) {
     int status = 0;
-    const cuda::Driver &driver = cuda::driver();
-    if (stream != nullptr && driver.is_capturing != nullptr && (driver.is_capturing(stream, &status) != 0 || status != 0))
+    auto is_capturing = cuda::driver().is_capturing;
+    if (stream != nullptr && is_capturing != nullptr && (is_capturing(stream, &status) != 0 || status != 0))
         return false;
     PyObject *torch = PyImport_ImportModule("torch.cuda");
     PyObject *done = torch == nullptr ? nullptr : PyObject_CallMethod(torch, "empty_cache", nullptr);

@@ -298,7 +298,7 @@ bool Runner::aligned_copy(int32_t slot, void **pointer) {
     if (copy != nullptr) copies_.push_back(copy);
     ok = ok && torch.copy(copy, flat, 1) == 0 && torch.data_ptr(copy, pointer) == 0;
     if (flat != nullptr) torch.delete_handle(flat);
-    return ok ? true : fail(torch_error("an aligned copy of an input"), PyExc_RuntimeError);
+    return ok ? true : fail(allocation_error("an aligned copy of an input", s.device), PyExc_RuntimeError);
 }
 
 bool Runner::launch(const LaunchStep &step) {
@@ -381,7 +381,7 @@ bool Runner::allocate(int32_t slot) {
     const Slot &s = p.slots[slot];
     Handle handle = nullptr;
     if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &handle) != 0)
-        return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
+        return fail(allocation_error("allocating a tensor", s.device), PyExc_RuntimeError);
     store(slot, handle, true, nullptr);
     int64_t size = s.itemsize;
     for (int32_t i = 0; i < s.ndim; i++) size *= v[s.sizes + i];
@@ -497,7 +497,7 @@ bool Runner::check(int32_t slot, bool own) {
     if (!strides_match || !whole) {
         Handle copy = nullptr;
         if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &copy) != 0)
-            return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
+            return fail(allocation_error("allocating a tensor", s.device), PyExc_RuntimeError);
         if (torch.copy(copy, f.handles[slot], 0) != 0) {
             torch.delete_handle(copy);
             return fail(torch_error("copying a tensor"), PyExc_RuntimeError);
