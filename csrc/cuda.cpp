@@ -6,17 +6,28 @@
 
 namespace fw {
 
-namespace {
-
-// The error of memory that is short is PyTorch's own, as an allocation on that GPU would raise it.
-PyObject *raise(const std::string &text, cuda::Result result) {
-    PyObject *torch = result == cuda::kNoMemory ? PyImport_ImportModule("torch") : nullptr;
+void raise_by_text(const std::string &text, PyObject *otherwise) {
+    bool is_short = text.find("out of memory") != std::string::npos;
+    PyObject *torch = is_short ? PyImport_ImportModule("torch") : nullptr;
     PyObject *error = torch == nullptr ? nullptr : PyObject_GetAttrString(torch, "OutOfMemoryError");
-    if (!PyErr_Occurred()) PyErr_SetString(error == nullptr ? PyExc_RuntimeError : error, text.c_str());
+    if (!PyErr_Occurred()) PyErr_SetString(error == nullptr ? otherwise : error, text.c_str());
     Py_XDECREF(error);
     Py_XDECREF(torch);
-    return nullptr;
 }
+
+bool give_memory_back(void *stream) {
+    int status = 0;
+    auto is_capturing = cuda::driver().is_capturing;
+    if (stream != nullptr && is_capturing != nullptr && (is_capturing(stream, &status) != 0 || status != 0))
+        return false;
+    PyObject *torch = PyImport_ImportModule("torch.cuda");
+    PyObject *done = torch == nullptr ? nullptr : PyObject_CallMethod(torch, "empty_cache", nullptr);
+    Py_XDECREF(done);
+    Py_XDECREF(torch);
+    return done != nullptr;
+}
+
+namespace {
 
 // cuda_load(code: bytes, name: str, shared: int) -> (function, registers, local bytes)
 PyObject *cuda_load(PyObject *, PyObject *args) {
@@ -39,7 +50,8 @@ PyObject *cuda_load(PyObject *, PyObject *args) {
     if (result == 0) result = cuda::driver().function_get(&local, cuda::kLocalBytes, function);
     if (result != 0) {
         if (module != nullptr) cuda::driver().module_unload(module);
-        return raise(cuda::describe(what, result), result);
+        raise_by_text(cuda::describe(what, result), PyExc_RuntimeError);
+        return nullptr;
     }
     return Py_BuildValue("(Nii)", PyLong_FromVoidPtr(function), registers, local);
 }

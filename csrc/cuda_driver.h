@@ -49,7 +49,7 @@ struct PoolOptions {  // CUmemPoolProps
 static_assert(sizeof(Attribute) == 72 && sizeof(Config) == 56 && sizeof(Rows) == 128 && sizeof(PoolOptions) == 88,
               "as the driver's interface has them");
 
-constexpr Result kNoMemory = 2, kInvalidContext = 201;
+constexpr Result kInvalidValue = 1, kNoMemory = 2, kInvalidContext = 201;
 constexpr int kProgrammaticSerialization = 6;  // CUlaunchAttributeID
 constexpr int kLeastVersion = 12030;           // of a driver that records such launches into CUDA graphs
 constexpr int kMaxDynamicShared = 8, kLocalBytes = 3, kRegisters = 4;  // CUfunction_attribute
@@ -202,12 +202,12 @@ struct DeviceLaunch {
     bool early;
 };
 
-// Starts a kernel. `parameters` holds the address of each parameter's value. False with the reason.
-inline bool cuda_launch(const DeviceLaunch &one, void **parameters, std::string *error) {
+// Starts a kernel. `parameters` holds the address of each parameter's value. 0, or the driver's number with the reason.
+inline cuda::Result cuda_launch(const DeviceLaunch &one, void **parameters, std::string *error) {
     const cuda::Driver &driver = cuda::driver();
     if (one.grid > INT32_MAX) {
         *error = "a kernel of too many programs";
-        return false;
+        return cuda::kInvalidValue;
     }
     unsigned grid = static_cast<unsigned>(one.grid), threads = static_cast<unsigned>(one.threads);
     unsigned shared = static_cast<unsigned>(one.shared);
@@ -227,9 +227,8 @@ inline bool cuda_launch(const DeviceLaunch &one, void **parameters, std::string 
         if (result == 0) result = driver.set_context(context);
         if (result == 0) result = start();
     }
-    if (result == 0) return true;
-    *error = cuda::describe("launching a kernel", result);
-    return false;
+    if (result != 0) *error = cuda::describe("launching a kernel", result);
+    return result;
 }
 
 }  // namespace fw

@@ -246,7 +246,7 @@ class Call {
         if (torch.empty_strided(1, &elements, &one, first.dtype, first.device, first.device_index, &device_block_) !=
                 0 ||
             torch.data_ptr(device_block_, &memory) != 0) {
-            raise_fallback(torch_error("allocating temporary memory"));
+            raise_fallback(allocation_error("allocating temporary memory", first.device));
             return false;
         }
         *base = static_cast<char *>(memory);

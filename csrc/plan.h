@@ -72,6 +72,8 @@ extern TorchConfig config;
 
 // The last error of a PyTorch C function, in words.
 std::string torch_error(const char *what);
+// The same of an allocation: a PyTorch that does not say why it failed had no memory, whose text is the allocator's.
+std::string allocation_error(const char *what, int32_t device);
 // A handle of `object`; `*owned` says whether it must be deleted. Null with an exception when it is no tensor.
 Handle handle_of(PyObject *object, bool *owned);
 // How many bytes lie between the first element of a tensor of these sizes and strides and the end of its last one; -1

@@ -129,7 +129,7 @@ bool Runner::fail(const std::string &message, PyObject *error_when_mutated) {
     hold_gil();
     if (PyErr_Occurred()) return fail_with_current_exception(message);
     if (mutated_)
-        PyErr_SetString(error_when_mutated, message.c_str());
+        raise_by_text(message, error_when_mutated);
     else
         raise_fallback(message);
     return false;
@@ -298,14 +298,14 @@ bool Runner::aligned_copy(int32_t slot, void **pointer) {
     if (copy != nullptr) copies_.push_back(copy);
     ok = ok && torch.copy(copy, flat, 1) == 0 && torch.data_ptr(copy, pointer) == 0;
     if (flat != nullptr) torch.delete_handle(flat);
-    return ok ? true : fail(torch_error("an aligned copy of an input"), PyExc_RuntimeError);
+    return ok ? true : fail(allocation_error("an aligned copy of an input", s.device), PyExc_RuntimeError);
 }
 
 bool Runner::launch(const LaunchStep &step) {
     int64_t grid = v[step.grid];
     if (grid <= 0) return true;
     if (step.device != device_ && !enter_device(step.device)) return false;
-    constexpr size_t kMost = 128;
+    constexpr size_t kMost = 512;  // code generation keeps to MOST_PARAMETERS
     void *pointers[kMost], *parameters[kMost + 2];
     size_t n = step.buffers.size() - step.scratch, all = n + step.sizes.size();
     if (all > kMost) return fail(step.name + " has too many parameters", PyExc_RuntimeError);
@@ -327,7 +327,12 @@ bool Runner::launch(const LaunchStep &step) {
     parameters[all + 1] = &nothing;
     std::string error;
     DeviceLaunch shape{step.function, grid, step.device, step.threads, step.shared, stream_, step.waits && follows_};
-    if (!cuda_launch(shape, parameters, &error)) return fail(step.name + ": " + error, PyExc_RuntimeError);
+    cuda::Result result = cuda_launch(shape, parameters, &error);
+    if (result == cuda::kNoMemory) {  // of the kernel's code or its threads' own: PyTorch may keep what is free
+        hold_gil();
+        if (give_memory_back(stream_)) result = cuda_launch(shape, parameters, &error);
+    }
+    if (result != 0) return fail(step.name + ": " + error, PyExc_RuntimeError);
     follows_ = true;
     return true;
 }
@@ -376,7 +381,7 @@ bool Runner::allocate(int32_t slot) {
     const Slot &s = p.slots[slot];
     Handle handle = nullptr;
     if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &handle) != 0)
-        return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
+        return fail(allocation_error("allocating a tensor", s.device), PyExc_RuntimeError);
     store(slot, handle, true, nullptr);
     int64_t size = s.itemsize;
     for (int32_t i = 0; i < s.ndim; i++) size *= v[s.sizes + i];
@@ -492,7 +497,7 @@ bool Runner::check(int32_t slot, bool own) {
     if (!strides_match || !whole) {
         Handle copy = nullptr;
         if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &copy) != 0)
-            return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
+            return fail(allocation_error("allocating a tensor", s.device), PyExc_RuntimeError);
         if (torch.copy(copy, f.handles[slot], 0) != 0) {
             torch.delete_handle(copy);
             return fail(torch_error("copying a tensor"), PyExc_RuntimeError);

@@ -96,6 +96,11 @@ int plan_torch_init(PyObject *module) { return PyModule_AddFunctions(module, fun
 
 std::string torch_error(const char *what) { return error_of(torch, what); }
 
+std::string allocation_error(const char *what, int32_t device) {
+    if (torch.error_text != nullptr) return torch_error(what);
+    return what + std::string(device == config.cpu ? ": can't allocate memory" : ": out of memory");
+}
+
 Handle handle_of(PyObject *object, bool *owned) {
     if (!PyObject_TypeCheck(object, config.tensor_type)) {
         PyErr_Format(PyExc_TypeError, "expected a tensor, got %s", Py_TYPE(object)->tp_name);

@@ -380,7 +380,8 @@ void CallPlan::launch(const Launch &call, const int64_t *values, Memory *memory)
     const DeviceFunction &code = call.function;
     DeviceLaunch shape{code.function, grid,           library_.gpu->index(),        code.threads,
                        code.shared,   memory->stream, call.waits && memory->follows};
-    if (!cuda_launch(shape, parameters.data(), &error)) fail(call.name + ": " + error, FW_RUN);
+    cuda::Result result = cuda_launch(shape, parameters.data(), &error);
+    if (result != 0) fail(call.name + ": " + error, result == cuda::kNoMemory ? FW_MEMORY : FW_RUN);
     memory->follows = true;
 }
 

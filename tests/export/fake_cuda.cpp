@@ -118,6 +118,7 @@ SHOW int cuFuncSetAttribute(void *function, int attribute, int value) {
 SHOW int cuFuncGetAttribute(int *value, int, void *) { return *value = 0, ++fake_allocations == fake_fails ? 2 : 0; }
 static int start(void *function, unsigned grid, unsigned threads, unsigned shared, void **parameters) {
     if (contexts == 0) return refused("a launch without a context");
+    if (++fake_allocations == fake_fails) return 2;
     Function *one = static_cast<Function *>(function);
     if (one == nullptr || grid == 0 || threads == 0 || threads % 32 != 0 || int(shared) > one->shared) return refused("launch");
     int result = fake_launch(one->module->image.c_str(), one->name.c_str(), grid, threads, shared, parameters);

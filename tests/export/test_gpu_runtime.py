@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from torch import nn
 
 import fusewright
 from fusewright import _native
+from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import replace
-from fusewright.codegen.device_kernel import DeviceKernel, Processor
+from fusewright.codegen.call_plan_types import KernelCall, LaunchCall
+from fusewright.codegen.device_kernel import MOST_PARAMETERS, DeviceKernel, Processor
 from fusewright.exporting import device_code, package
-from fusewright.runtime import cuda_code, launch
+from fusewright.runtime import cuda_code, launch, torch_c
 from tests.codegen.triton.harness import function_of, mend_interpreter
 from tests.export.c_library import INPUT, MACHINE, MEMORY, RUN, CLibrary, Failed, Tensor, build, described
 from tests.export.test_c_runtime import Lists, Operators
+from tests.runtime.plans import Schedule
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -388,6 +392,76 @@ def test_a_kernel_that_finds_no_memory_leaves_nothing(library: tuple[CLibrary, D
     with pytest.raises(RuntimeError, match="loading a kernel: refused") as refused:
         _native.cuda_load(b"no kernel", "of a test", 0)
     assert refused.type is RuntimeError
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch's C functions of a GPU, for call plans: a device that is current, and its default stream."""
+    number, place, places = ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+
+    def stand_in(*kinds: Any) -> Any:
+        def found(*given: Any) -> int:
+            if kinds == (number, places):
+                given[1][0] = None
+            return 0
+
+        return ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(found)
+
+    kinds = {"cuda_stream": (number, places), "cuda_guard": (number, places), "cuda_guard_set": (place, number)}
+    made = {torch_c.FUNCTIONS[name][0]: stand_in(*kinds.get(name, (place,))) for name in (*kinds, "delete_cuda_guard")}
+    real = torch_c.address
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            torch_c, "address", lambda name: ctypes.cast(made[name], place).value if name in made else real(name)
+        )
+        torch_c.configure()
+    yield
+    torch_c.configure()
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["", "behind a write to an argument"])
+def test_a_launch_that_finds_no_memory(
+    writes: bool, library: tuple[CLibrary, Driver], streams: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a kernel with many parameters. What PyTorch keeps for later is given back, and it is started again. Where that is not enough, the call is
+    repeated eagerly; what has written to an argument raises what an allocation would."""
+    _, driver = library
+
+    def kernel(image: bytes, name: bytes, grid: int, threads: int, parameters: Any) -> int:
+        source, target = (ctypes.c_void_p.from_address(parameters[k]).value for k in range(2))
+        ctypes.memmove(target, source, 16)
+        return 0
+
+    def empty_cache() -> None:
+        driver["fails"] = driver["allocations"] + 1 if kept == "nothing" else 0
+
+    monkeypatch.setattr(driver, "interpreted", kernel)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    driver.c.cuCtxSetCurrent(None)
+    handle, _, _ = _native.cuda_load(b"kernel of a test", "of a test", 0)
+    schedule = Schedule()
+    x, out = schedule.input("x", 4), schedule.output("out", 4)
+    if writes:
+        schedule.call(torch.ops.aten.add_.Scalar, x, 1, out=[None], mutates=("x",))
+    schedule.run("copy", None, [x, out], 1)
+    plan = schedule.build(single=True)
+    steps = tuple(
+        LaunchCall(one.name, "a key", 0, one.buffers, (False, False), (False, True), one.extent, (one.extent,) * (MOST_PARAMETERS - 2))
+        if isinstance(one, KernelCall) else one
+        for one in plan.steps
+    )  # fmt: skip
+    functions = {launch.device_key("a key", 0): launch.DeviceFunction(handle, 32, 0)}
+    native = launch.load(replace(plan, steps=steps), functions)
+    for kept in ("nothing", "something"):
+        driver["fails"] = driver["allocations"] + 1
+        given = torch.ones(4)
+        if kept == "something":
+            assert native(given).tolist() == [2.0 if writes else 1.0] * 4
+        else:
+            with pytest.raises(RuntimeError, match="copy: launching a kernel: out of memory") as error:
+                native(given)
+            assert error.type is (torch.OutOfMemoryError if writes else RuntimeFallback)
+    driver["fails"], driver["modules"] = 0, 0
 
 
 def test_threads_share_a_package(gpu: Any, tmp_path: Path) -> None:

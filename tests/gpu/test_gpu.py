@@ -12,6 +12,7 @@ from torch import nn
 
 import fusewright
 from fusewright.base import events
+from fusewright.codegen.triton import operations
 from tests.listening import stage_texts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -135,10 +136,48 @@ def test_gathers_scatters_and_scans() -> None:
     torch.testing.assert_close(fusewright.compile(function)(x, index), function(x, index))
 
 
-def test_what_cannot_be_generated_runs_by_operators() -> None:
-    function = lambda x: torch.digamma(x.abs() + 1) * 2
-    x = torch.randn(100, device="cuda")
-    torch.testing.assert_close(fusewright.compile(function)(x), function(x))
+def test_what_cannot_be_generated_is_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between kernels of one plan, forward and backward."""
+    monkeypatch.delitem(operations.OPERATIONS, "erf")
+    monkeypatch.delitem(operations.OPERATIONS, "exp")
+    function = lambda x: (x.abs() + 1).erf() * 2
+    x = torch.randn(100, device="cuda", requires_grad=True)
+    compiled = fusewright.compile(function, fullgraph=True, options={"disk_cache": False})
+    heard: list[events.Event] = []
+    with events.STREAM.listening(heard.append):
+        (ours,) = torch.autograd.grad(compiled(x).sum(), x)
+    (eager,) = torch.autograd.grad(function(x).sum(), x)
+    torch.testing.assert_close((compiled(x), ours), (function(x), eager))
+    quiet(heard)
+    assert sum(isinstance(event, events.KernelMade) for event in heard) > 1
+    hints = [event.text for event in heard if isinstance(event, events.Hint)]
+    assert [text for text in hints if "the operation erf" in text] and not [text for text in hints if "by operator" in text]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_digamma_everywhere(dtype: torch.dtype) -> None:
+    places = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, -1e-30, 1e-45, 3e38])
+    near = torch.cat([torch.arange(-20, 20.0), torch.linspace(-40, 40, 4001), torch.logspace(-37, 37, 149), places])
+    x = near.to("cuda", dtype)
+    ours, exact = fusewright.compile(torch.digamma)(x), torch.digamma(x.cpu().double()).to(dtype)
+    tolerance = {torch.float64: 1e-13, torch.float32: 2e-7}.get(dtype, 0.0)
+    torch.testing.assert_close(ours.cpu(), exact, rtol=tolerance, atol=1e-15, equal_nan=True)
+
+
+@pytest.mark.parametrize("how", ["sum", "amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_extremes_and_short_sums_at_places(dtype: torch.dtype, how: str) -> None:
+    odd = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), -float("nan"), 3e38, -3e38])
+    numbers, start = torch.cat([torch.randn(5000) * 90, odd]), torch.cat([torch.randn(1200) * 90, odd])
+    if not dtype.is_floating_point:
+        numbers, start = (one.nan_to_num(7.0).clamp(-1e4, 1e4).int() for one in (numbers, start))
+    x, i, v = start.to("cuda", dtype), torch.randint(0, 1208, (5008,), device="cuda"), numbers.to("cuda", dtype)
+    heard: list[events.Event] = []
+    with events.STREAM.listening(heard.append):
+        ours = fusewright.compile(lambda x, i, v: x.scatter_reduce(0, i, v, how) * 2)(x, i, v)
+    torch.testing.assert_close(ours, x.scatter_reduce(0, i, v, how) * 2, rtol=1e-4, atol=1e-3, equal_nan=True)
+    quiet(heard)
+    assert not [event.text for event in heard if isinstance(event, events.Hint) and "no kernel" in event.text]
 
 
 def test_temporaries_are_given_back() -> None:

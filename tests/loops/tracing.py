@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusewright.backends import gpu
 from fusewright.base.records import replace
 from fusewright.graph.passes.clean.functionalise import functionalise
 from fusewright.graph.passes.clean.specialise import specialise
@@ -88,7 +89,7 @@ def on_a_gpu(
     for node in graph.nodes:
         if "type" in node.meta:
             node.meta["type"] = _moved(node.meta["type"])
-    return lower(graph, constants)
+    return lower(graph, constants, refuses=gpu.refuses(lambda reason: None))
 
 
 def _moved(kind: Any) -> Any:

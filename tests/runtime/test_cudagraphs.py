@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from fusewright.base.errors import CacheWarning
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
-from fusewright.runtime import cuda_code
+from fusewright.runtime import cuda_code, cudagraphs
 from fusewright.runtime.cudagraphs import MOST_REPEATS, WARM_UP, Inputs, copies_of, unsafe_reason
 from tests.loops.tracing import lowered
 from tests.schedule.reference import schedule
@@ -64,6 +67,34 @@ def test_inputs_that_move_are_copied_and_others_read_in_place() -> None:
         inputs.fixed = [0]
     assert inputs.keep_moving and not inputs.may_be_recorded and inputs.moving == {0, 1}
     assert Inputs({0}).settle((0,), [torch.zeros(1).expand(4)]) is None
+
+
+def test_no_memory_to_record_with_is_no_reason_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what the recording itself finds, nor what its inputs are copied to."""
+    told, asked = [], []
+    recorder = cudagraphs.Recorder(cudagraphs.Loaded(lambda *inputs: "plan", plan_for_gpu(), lambda *inputs: None), told.append)
+
+    def record(*given: Any) -> Any:
+        asked.append(given)
+        raise torch.OutOfMemoryError("CUDA out of memory") if len(asked) < 3 else RuntimeError("no such thing here")
+
+    pool = types.SimpleNamespace(lock=nullcontext(), memory=None)
+    monkeypatch.setattr(cudagraphs, "_pool", lambda index: pool)
+    monkeypatch.setattr(cudagraphs, "record", record)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    x, y = torch.randn(40), torch.randn(40)
+    for call in range(1, 3 * WARM_UP + 4):
+        assert recorder(x, y) == "plan"
+        assert len(asked) == call // (WARM_UP + 1) and bool(told) == (len(asked) == 3)
+    assert told == ["no CUDA graph: recording failed: no such thing here"]
+    with monkeypatch.context() as patch:
+        patch.setattr(cudagraphs, "like", lambda tensor: record())
+        asked.clear()
+        recorder.reason = ""
+        for _ in range(WARM_UP + 2):
+            assert recorder(x, torch.randn(40)) == "plan"
+        assert asked and len(told) == 1
 
 
 def test_a_plan_of_kernels_can_be_recorded() -> None:
@@ -125,6 +156,26 @@ def test_replays_on_several_streams_and_a_capture_of_the_users() -> None:
     x.add_(1)
     graph.replay()
     torch.testing.assert_close(y, torch.softmax(x * 2, -1))
+
+
+@on_gpu
+def test_memory_that_is_short_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded later."""
+    record, asked, heard = cudagraphs.record, [], list[events.Event]()
+
+    def short(*given: Any) -> Any:
+        asked.append(given)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return record(*given)
+
+    monkeypatch.setattr(cudagraphs, "record", short)
+    compiled = fusewright.compile(lambda x: torch.softmax(x * 2, -1), mode="reduce-overhead")
+    x = torch.randn(64, 64, device="cuda")
+    with events.STREAM.listening(heard.append):
+        for _ in range(9):
+            torch.testing.assert_close(compiled(x), torch.softmax(x * 2, -1))
+    assert len(asked) == 2 and not [one for one in heard if isinstance(one, events.Hint) and "CUDA graph" in one.text]
 
 
 @on_gpu

@@ -15,6 +15,7 @@ import torch
 
 from fusewright import _native
 from fusewright.base.errors import RuntimeFallback
+from fusewright.base.signals import memory_was_short
 from fusewright.loops.ir import BufferRef, Output
 from fusewright.runtime import launch, torch_c
 from fusewright.sizes.expressions import minimum, symbol
@@ -467,6 +468,17 @@ def test_an_operators_exception_is_the_cause_of_the_fallback(any_path: None) -> 
     assert isinstance(caught.value.__cause__, IndexError)
     with pytest.raises(RuntimeFallback, match="aten::mm"):
         plan(torch.ones(4), torch.tensor([0]))
+
+
+def test_an_allocation_that_fails_is_told_from_other_errors(any_path: None) -> None:
+    """Also where this PyTorch does not say why it failed."""
+    s = Schedule()
+    n = symbol("n")
+    s.integer(n)
+    s.run("fill", elementwise(lambda: 1.0), [s.output("o", n)], 0)
+    with pytest.raises(RuntimeFallback, match="can't allocate memory") as error:
+        s.load()(1 << 57)
+    assert memory_was_short(error.value)
 
 
 def test_an_interrupt_is_not_turned_into_a_fallback() -> None:

@@ -16,8 +16,9 @@ from torch import nn
 import fusewright
 from fusewright.backends import graph_cache
 from fusewright.base import events
+from fusewright.base.errors import RuntimeFallback
 from fusewright.runtime import training_graphs
-from fusewright.runtime.training_graphs import CAPTURING, HOOKED, KEPT, MOVING, PENDING, TrainingGraphs
+from fusewright.runtime.training_graphs import CAPTURING, HOOKED, KEPT, MOVING, PENDING, SHORT, TrainingGraphs
 
 STATE: list[torch.Tensor] = []
 """What a forward writes to in place."""
@@ -421,6 +422,32 @@ def test_what_cannot_be_recorded_runs_the_plans(made: list[TrainingGraphs]) -> N
     torch.testing.assert_close(model.state_dict(), eager.state_dict())
     assert "no such thing" in made[0].reason
     assert any(isinstance(event, events.Hint) and "no such thing" in event.text for event in heard)
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_memory_that_is_short_is_no_reason_for_ever(half: str, made: list[TrainingGraphs]) -> None:
+    """Where a half finds none, all that was recorded is given back, and both are recorded later."""
+    model = network()
+    eager = copy.deepcopy(model)
+    run = compiled(model)
+    train(run, model, 1)
+    (pair,) = made
+    machine, asked = pair.machine, []
+    record = machine.record
+
+    def short(*given: Any) -> Any:
+        asked.append(len(machine.recordings))  # type: ignore[attr-defined]
+        if len(asked) == 1 + (half == "backward"):
+            raise RuntimeFallback("allocating temporary memory: CUDA out of memory. Tried to allocate 2 GiB")
+        return record(*given)
+
+    machine.record = short  # type: ignore[method-assign]
+    train(run, model, 9)
+    train(eager, eager, 1)
+    train(eager, eager, 9)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    assert not pair.reason and pair.without == {SHORT: 1}
+    assert len(asked) == 3 + (half == "backward") and all(replays(pair)[-2:])
 
 
 def test_inside_a_recording_of_the_programs_own(made: list[TrainingGraphs]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import replace
 from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton.gemm_tiles import Computing, ProductShape, ProductTile, product_tiles
@@ -19,9 +21,9 @@ from fusewright.schedule import ScheduleOptions, schedule, with_memory
 from fusewright.schedule.plan import Plan, RunKernel
 from fusewright.schedule.verify import verify
 from fusewright.select import autotune
-from fusewright.select.autotune import tune
+from fusewright.select.autotune import Tuned, tune
 from fusewright.select.candidates import FEW, MANY, Budget, Candidate, Question, answer_all, quickest, record_key
-from fusewright.select.measure import disagreement
+from fusewright.select.measure import GpuAutotuner, disagreement
 from tests.loops.tracing import lowered, record
 
 CPU = torch.device("cpu")
@@ -37,11 +39,12 @@ class FakeAutotuner:
         self,
         seconds: dict[str, float],
         refused: Sequence[str] = (),
+        short: Sequence[str] = (),
         noise: Sequence[float] = (1.0,),
         plan: Plan | None = None,
     ) -> None:
         self.plan = plan
-        self.seconds, self.refused, self.noise = seconds, refused, noise
+        self.seconds, self.refused, self.short, self.noise = seconds, refused, short, noise
         self.now = 0.0
         self.requested: list[str] = []
         self.prepared: list[str] = []
@@ -53,10 +56,11 @@ class FakeAutotuner:
             known = self.plan.buffers.keys() | {buffer.name for buffer in candidate.added}
             assert all(known >= set(kernel.buffers) for kernel in candidate.kernels.values()), candidate.name
 
-    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         self.prepared.append(question.title)
         refused = {c.name: "wrong" for c in question.candidates if c.name in self.refused}
-        return [(c.name, c.name) for c in question.candidates if c.name not in refused], refused
+        refused |= {c.name: "out of memory" for c in question.candidates if c.name in self.short}
+        return [(c.name, c.name) for c in question.candidates if c.name not in refused], refused, bool(self.short)
 
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         found = []
@@ -182,6 +186,46 @@ def test_a_candidate_that_is_wrong_does_not_take_part_and_is_told() -> None:
     records.clear()
     answers, _ = answer_all([question("x")], everybody, records, 100.0, everybody.clock)
     assert answers["key of x"].winner == LIBRARY and not records  # nothing was measured, so nothing is remembered
+
+
+def test_a_candidate_that_found_no_memory_is_asked_again() -> None:
+    """What was measured beside it decides for now, and nothing of that is remembered."""
+    records = Memory()
+    tuner = FakeAutotuner({LIBRARY: 1.0, "a": 0.1, "b": 0.8}, short=["a"])
+    answers, unasked = answer_all([question("x")], tuner, records, 100.0, tuner.clock)
+    assert answers["key of x"].winner == "b" and not records and not unasked
+    assert not Tuned(Plan(), {}, tuple(answers.values()), unasked).complete
+    tuner.short = ()
+    answers, unasked = answer_all([question("x")], tuner, records, 100.0, tuner.clock)
+    assert answers["key of x"].winner == "a" and records
+    assert Tuned(Plan(), {}, tuple(answers.values()), unasked).complete
+
+
+def test_a_candidate_without_memory_is_tried_without_what_pytorch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan says so as native code does; what is wrong with another one says nothing of memory."""
+    emptied: list[None] = []
+    errors = {"a": "allocating a tensor: CUDA out of memory", "b": "launching a kernel: out of memory", "c": "no such thing"}
+
+    def call(self: object, candidate: Candidate, *rest: object) -> Any:
+        def run() -> tuple[torch.Tensor, ...]:
+            if candidate.name in errors and not (candidate.name == "a" and emptied):
+                raise RuntimeFallback(errors[candidate.name])
+            return (torch.ones(3),)
+
+        return run
+
+    monkeypatch.setattr(GpuAutotuner, "_make_flush", lambda self: torch.empty(0))
+    monkeypatch.setattr(GpuAutotuner, "_call", call)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
+    for names, left, short in (([LIBRARY, "a"], {}, False), (["a", "b"], {"b"}, True), (["a", "c"], {"c"}, False)):
+        emptied.clear()
+        candidates = tuple(Candidate(name, (), {}, {}) for name in names)
+        tuner = GpuAutotuner(Plan(), torch.device("cpu"), Processor(), "fake")
+        calls, refused, found = tuner.prepare(replace(question("x"), candidates=candidates))
+        assert ([name for name, _ in calls], set(refused), found) == ([n for n in names if n not in left], set(left), short)
+        assert len(emptied) == 1 + (short is True)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ memory are told apart by the buffers that they write.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
+from fusewright.codegen.triton.capabilities import Refusals
 from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS
-from fusewright.loops.ir import Buffer, Extern, LoopProgram
+from fusewright.loops.ir import Buffer, Expression, Extern, LoopProgram, Operation
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.narrow import store_narrow
@@ -31,6 +32,7 @@ __all__ = [
     "autotune",
     "compile_kernels",
     "may_autotune",
+    "refuses",
     "schedule_options",
     "scheduled",
     "split",
@@ -53,6 +55,20 @@ def warm_up(inputs: Iterable[object]) -> None:
     """Lets the compiler process start while the graph is still being worked on."""
     if any(isinstance(item, torch.Tensor) and item.device.type == "cuda" for item in inputs):
         cuda_code.warm_up()
+
+
+def refuses(tell: Callable[[str], None]) -> Callable[[torch.device, Iterable[Expression | Operation]], bool]:
+    """Whether there is no code for one of these in a GPU's kernel; it tells each reason once."""
+    refusals, told = Refusals(), set[str]()
+
+    def ask(device: torch.device, made: Iterable[Expression | Operation]) -> bool:
+        reason = refusals.of(made) if device.type == "cuda" else ""
+        if reason and reason not in told:
+            told.add(reason)
+            tell(reason)
+        return bool(reason)
+
+    return ask
 
 
 def schedule_options(options: ScheduleOptions, program: LoopProgram) -> ScheduleOptions:

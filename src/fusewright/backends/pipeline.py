@@ -38,6 +38,7 @@ from fusewright.graph.printer import print_graph
 from fusewright.graph.seeds import seeds_outside
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
+from fusewright.loops.lower.questions import types_in
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
 from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
@@ -278,8 +279,10 @@ def _autotune(to_compile: GraphToCompile, selection: Selection) -> Plan:
         limit = f"autotune_seconds={settings['autotune_seconds']:g}"
         spent = f"{limit} were over before {tuned.unasked} products or kernels were measured"
         to_compile.notify(Hint(function, f"{spent}: they run as in default mode"))
+    if any(answer.short for answer in tuned.answers):
+        to_compile.notify(Hint(function, "memory was short while candidates were measured: a later compile asks again"))
     asked = ((answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers)
-    selection.tiles, selection.autotuned = tuned.tiles, None if tuned.unasked else tuple(asked)
+    selection.tiles, selection.autotuned = tuned.tiles, tuple(asked) if tuned.complete else None
     return tuned.plan
 
 
@@ -407,12 +410,24 @@ def _scheduled(
     if plan is not None:
         return Selection(plan, options, None, half)
     run = functools.partial(run_stage, to_compile)
-    program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion)
+    refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile)) if _meets_gpu(graph) else None
+    program: LoopProgram = run(
+        "loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion, refuses
+    )
     gpu = None if _is_on_cpu(program) else _gpu()
     if gpu is not None:
         options = gpu.schedule_options(options, program)
     work = schedule if gpu is None else gpu.scheduled
     return Selection(run("schedule", "", plan_text, work, program, options), options, gpu, half)
+
+
+def _left_to_pytorch(to_compile: GraphToCompile, reason: str) -> None:
+    hint = f"an operator is called as PyTorch has it: no kernel can be generated for {reason}"
+    to_compile.notify(Hint(to_compile.function, hint))
+
+
+def _meets_gpu(graph: torch.fx.Graph) -> bool:
+    return any(kind.device.type == "cuda" for node in graph.nodes for kind in types_in(node.meta.get("type")))
 
 
 _CPU = torch.device("cpu")

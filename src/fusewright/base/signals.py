@@ -24,10 +24,13 @@ from fusewright.base.location import Location
 
 def memory_was_short(error: BaseException) -> bool:
     """Whether `error` is of this moment and says nothing of what was tried: no conclusion from it may be kept."""
-    # PyTorch's allocator for a CPU has no class for it.
+    # PyTorch's allocator for a CPU has no class for it, nor has what its C functions say of a GPU's.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _SHORT)
     )
+
+
+_SHORT = "can't allocate memory", "out of memory"
 
 
 def raised_by_handler(error: BaseException) -> bool:

@@ -14,8 +14,12 @@ from fusewright.sizes.expressions import Dim, Expr
 
 
 class Unsupported(Exception):
-    """The kernel holds something that cannot be generated for a GPU; the message says what. The graph then runs its
-    operators eagerly."""
+    """The kernel holds something that cannot be generated for a GPU; the message says what. Lowering has asked before
+    (codegen/triton/capabilities.py); a graph that is left with such a kernel runs its operators eagerly."""
+
+
+MOST_PARAMETERS = 500
+"""Of a kernel: every driver takes 4096 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
+from fusewright.base.signals import memory_was_short
 from fusewright.codegen.call_plan_types import (
     WRITES_INPUT,
     CallPlan,
@@ -230,15 +231,19 @@ class Recorder:
     def _record(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
         pool = _pool(self.index)
         with pool.lock, torch.no_grad(), torch.cuda.device(self.index):
-            mine = recording.inputs.settle(self.tensors, inputs)
-            if mine is None:
-                return self._refuse("an input's elements share memory", recording, inputs)
             try:
+                mine = recording.inputs.settle(self.tensors, inputs)
+                if mine is None:
+                    return self._refuse("an input's elements share memory", recording, inputs)
                 recording.graph, recording.results = record(self.index, pool.memory, lambda: self.on_gpu(*mine))
-            except (
-                Exception
-            ) as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
-                return self._refuse(f"recording failed: {error}", recording, inputs)
+            # a library that cannot be recorded says so in many ways; the plan itself is right
+            except Exception as error:
+                if not memory_was_short(error):
+                    return self._refuse(f"recording failed: {error}", recording, inputs)
+                for one in self.recordings.values():
+                    one.drop()
+                self.recordings.clear()  # recorded anew after as many calls as at first
+                return self.plan(*inputs)
         return self._replay(recording, inputs)
 
     def _refuse(self, reason: str, recording: _Recording, inputs: tuple[Any, ...]) -> Any:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
+from fusewright.base.signals import memory_was_short
 from fusewright.codegen.call_plan_types import WRITES_INPUT, CallPlan, SlotStep
 from fusewright.runtime.cudagraphs import (
     MOST_RECORDINGS,
@@ -39,6 +40,7 @@ DROPPED = "the recording was made again between forward and backward"
 MOVING = "its inputs keep moving"
 SIZES = "too many different sizes"
 KEPT = "gradients of an earlier call are still there"
+SHORT = "memory is short"
 CAPTURING = "the program records a CUDA graph of its own"
 
 
@@ -228,6 +230,20 @@ class TrainingGraphs:
             recording.drop()
         self.tell(f"no CUDA graph: {reason}")
 
+    def _tried(self, record: Callable[[_Recording, Any], bool], recording: _Recording, given: Any) -> bool:
+        """Whether that is recorded now. Where memory is short, what was recorded is given back, and recorded anew after
+        as many calls as at first."""
+        try:
+            return record(recording, given)
+        except Exception as error:
+            if not memory_was_short(error):
+                raise
+            for one in self.recordings.values():
+                one.drop()
+            self.recordings.clear()
+            self._skip(SHORT)
+            return False
+
     def _skip(self, reason: str) -> None:
         """Counts a call that is not replayed, and says why the first time."""
         self.without[reason] += 1
@@ -269,7 +285,8 @@ class TrainingGraphs:
             return recording
         if recorded:
             recording.drop()
-        return recording if recording.inputs.may_be_recorded and self._record_forward(recording, inputs) else None
+        ready = recording.inputs.may_be_recorded and self._tried(self._record_forward, recording, inputs)
+        return recording if ready else None
 
     def _record_forward(self, recording: _Recording, inputs: tuple[Any, ...]) -> bool:
         if any(self.tensors[k] in self.written for k in recording.inputs.moving):
@@ -294,6 +311,8 @@ class TrainingGraphs:
         try:
             return self.machine.record(memory, lambda: run(*inputs))
         except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
+            if memory_was_short(error):
+                raise
             self.refuse(f"recording the {direction} failed: {error}")
             return None
 
@@ -355,7 +374,7 @@ class TrainingGraphs:
         elif recording.back is not None:
             return True
         elif self.warm:
-            return self._record_backward(recording, values)
+            return self._tried(self._record_backward, recording, values)
         return False
 
     def _record_backward(self, recording: _Recording, values: list[Any]) -> bool:

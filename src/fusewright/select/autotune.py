@@ -236,6 +236,11 @@ class Tuned:
     unasked: int
 
     @property
+    def complete(self) -> bool:
+        """Whether a later compile would ask the same."""
+        return not self.unasked and not any(answer.short for answer in self.answers)
+
+    @property
     def text(self) -> str:
         lines = [answer.text for answer in self.answers]
         lines += [f"  {name} was refused: {why}" for answer in self.answers for name, why in answer.refused.items()]

@@ -65,7 +65,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """times: seconds by candidate, as far as they were measured; refused: why a candidate was not measured; remembered:
-    it was on disk."""
+    it was on disk; short: a candidate found no memory, which says nothing of it: the question is asked again."""
 
     question: str
     winner: str
@@ -73,6 +73,7 @@ class Answer:
     refused: Mapping[str, str] = field(default_factory=dict)
     remembered: bool = False
     places: int = 1
+    short: bool = False
 
     @property
     def text(self) -> str:
@@ -96,9 +97,9 @@ class Autotuner(Protocol):
     def request(self, candidates: Sequence[Candidate]) -> None:
         """Has the candidates' kernels compiled in the background."""
 
-    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         """(name and call of each candidate that runs and whose results agree with the first one's, why the others do
-        not)."""
+        not, whether one of these found no memory)."""
 
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         """Seconds of each call in each round; calls take turns."""
@@ -152,13 +153,14 @@ def answer_all(
         while requested < min(len(open_), number + AHEAD):
             tuner.request(open_[requested].candidates)
             requested += 1
-        calls, refused = tuner.prepare(question)
+        calls, refused, short = tuner.prepare(question)
         winner = question.candidates[0].name
         times: dict[str, float] = {}
         if len(calls) > 1:
             winner, times = quickest(calls, tuner.measure, question.delay)
-        answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))
-        if records is not None and times:
+        places = len(question.places)
+        answers[question.key] = Answer(question.title, winner, times, refused, places=places, short=short)
+        if records is not None and times and not short:
             _remember(records, tuner, question, winner, times)
     return answers, 0
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.signals import memory_was_short
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
 from fusewright.codegen.triton import generate
@@ -173,8 +174,9 @@ class GpuAutotuner:
             except Unsupported:
                 continue  # `prepare` says so
 
-    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         calls: list[tuple[str, Any]] = []
+        short = False
         refused: dict[str, str] = {}
         expected: tuple[torch.Tensor, ...] = ()
         tensors: dict[str, torch.Tensor] = {}
@@ -183,20 +185,19 @@ class GpuAutotuner:
             try:
                 self._make_flush()
             except torch.OutOfMemoryError as error:
-                return [], {candidate.name: str(error).splitlines()[0] for candidate in question.candidates}
+                return [], {candidate.name: str(error).splitlines()[0] for candidate in question.candidates}, True
             for candidate in question.candidates:
                 try:
-                    call = self._call(candidate, question, tensors, generator)
-                    results = call()
-                    torch.cuda.synchronize(self.device)
+                    call, results = self._tried(candidate, question, tensors, generator)
                 except (
                     Unsupported,
                     RuntimeError,
                     ValueError,
                 ) as error:  # refused by Triton, the driver or the plan; or no memory
+                    short = short or memory_was_short(error)
                     refused[candidate.name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                     if not calls:  # without the library's result there is nothing to compare with
-                        return [], refused
+                        return [], refused, short
                     continue
                 if not calls:
                     expected = results
@@ -209,7 +210,26 @@ class GpuAutotuner:
                     refused[candidate.name] = f"wrong: {wrong[0]}"
                 else:
                     calls.append((candidate.name, call))
-        return calls, refused
+        return calls, refused, short
+
+    def _tried(
+        self, candidate: Candidate, question: Question, tensors: dict[str, torch.Tensor], generator: torch.Generator
+    ) -> tuple[Callable[[], tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+        """(the candidate's call, its results). Memory that is short is sought in PyTorch's cache first."""
+
+        def run() -> tuple[Callable[[], tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+            call = self._call(candidate, question, tensors, generator)
+            results = call()
+            torch.cuda.synchronize(self.device)
+            return call, results
+
+        try:
+            return run()
+        except RuntimeError as error:
+            if not memory_was_short(error):
+                raise
+        torch.cuda.empty_cache()
+        return run()
 
     def _call(
         self, candidate: Candidate, question: Question, tensors: dict[str, torch.Tensor], generator: torch.Generator

@@ -12,12 +12,22 @@ import torch
 import torch.nn.functional as F
 
 from fusewright.base.records import replace
-from fusewright.codegen.triton import Processor, Unsupported, generate, operations, tiles
+from fusewright.codegen.triton import (
+    Processor,
+    Unsupported,
+    capabilities,
+    generate,
+    kernel,
+    module,
+    operations,
+    reductions,
+    tiles,
+)
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Store, checked_index, load, local_value
 from fusewright.loops.lower import lower, promotion
 from fusewright.schedule import ScheduleOptions
-from fusewright.schedule.plan import Plan, Reduce, Stage
+from fusewright.schedule.plan import Plan, Reduce, RunExtern, Stage
 from fusewright.schedule.printer import plan_text
 from fusewright.sizes.expressions import loop_symbol, symbol
 from tests.codegen.llvm.harness import kernel_of
@@ -329,11 +339,102 @@ def test_a_row_stays_in_registers_and_equal_kernels_share_their_text() -> None:
     assert len({code.key for code in codes.values()}) == 1
 
 
-def test_a_complex_kernel_is_refused() -> None:
-    x = r(4)
-    plan = schedule(lowered(lambda x: torch.digamma(x) + 1, [x]), GPU)
-    with pytest.raises(Unsupported, match="digamma"):
-        generate(list(plan.kernels.values()), plan.buffers, Processor())
+def several(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x * 2).erf() + x
+    return y, y.relu().double().float(), (y + 1).prod(1) * 2, (y - 1).cumsum(1) * 3, (y * 1).index_add(0, i, y).relu()
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """As if the generator had no code for it."""
+
+    def refuse(*given: object) -> None:
+        if what in (given[0], "cumsum"):
+            raise Unsupported(what)
+
+    if what == "erf":
+        monkeypatch.delitem(operations.OPERATIONS, what)
+    elif what == "float64":
+        language_type = operations.language_type
+        monkeypatch.setattr(operations, "language_type", lambda dtype: refuse(str(dtype)[6:]) or language_type(dtype))
+    elif what == "add":
+        monkeypatch.setattr(capabilities, "check_store", refuse)
+        monkeypatch.setattr(kernel, "check_store", refuse)
+    else:
+        monkeypatch.setattr(reductions, "check_scan" if what == "cumsum" else "check_reduction", refuse)
+
+
+LEFT = {"erf": "erf", "prod": "prod", "cumsum": "cumsum", "add": "index_add", "float64": "_to_copy", "all": ""}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_what_has_no_code_is_one_operator_of_the_plan(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the generator refuses."""
+    monkeypatch.setattr(promotion, "_converts_float8", lambda device: True)
+    refusing(monkeypatch, what)
+    inputs = [r(5, 9), torch.tensor([4, 0, 4, 1, 1])]
+    plan = on_a_gpu(several, inputs)
+    left = [step.extern.target for step in plan.steps if isinstance(step, RunExtern)]
+    assert [target._schema.name.removeprefix("aten::") for target in left] == [LEFT[what]] * bool(LEFT[what])
+    torch.testing.assert_close(run_plan(plan, inputs), list(several(*inputs)), rtol=2e-5, atol=2e-5)
+
+
+def test_a_kernel_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part's place depends on the sizes of all others. What no launch takes is refused."""
+    monkeypatch.setattr(promotion, "_converts_float8", lambda device: True)
+    count = 150
+    inputs = [r(2 + place, 2) for place in range(count)]
+    program = tracing.on_a_gpu(lambda *x: torch.cat(x) * 2, inputs, {place: {0: f"n{place}"} for place in range(count)})
+    plan = schedule(program, GPU)
+    assert max(len(code.signature) for code in generate(list(plan.kernels.values()), plan.buffers, TINY).values()) > count
+    monkeypatch.setattr(module, "MOST_PARAMETERS", count)
+    with pytest.raises(Unsupported, match="parameters"):
+        generate(list(plan.kernels.values()), plan.buffers, TINY)
+
+
+def test_what_is_refused_of_one_operator_may_be_read_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that has updated what the operator writes, and then is refused, has changed nothing."""
+    refusing(monkeypatch, "sum")
+    inputs = [r(4, 3, 5), torch.zeros(3), torch.ones(3)]
+    function = lambda x, m, v: (F.batch_norm(x + 1, m := m.clone(), v := v.clone(), training=True) * 2, m * 3, v * 3)
+    torch.testing.assert_close(run_plan(on_a_gpu(function, inputs), inputs), list(function(*inputs)))
+
+
+NUMBERS = torch.cat([
+    torch.linspace(-40, 40, 4001), torch.arange(-20.0, 20.0), torch.logspace(-37, 37, 149), -torch.logspace(-37, 8, 91),
+    torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]),
+]).double()  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_digamma_is_eagers_everywhere(dtype: torch.dtype) -> None:
+    x = NUMBERS.to(dtype)
+    (found,) = run_plan(on_a_gpu(torch.digamma, [x]), [x])
+    exact = torch.digamma(x.double()).to(dtype)  # eager's own loses digits near a pole
+    # the interpreter cuts off what bfloat16 has no room for
+    tolerance = {torch.float64: 1e-13, torch.float32: 2e-7, torch.float16: 0.0, torch.bfloat16: 2**-7}[dtype]
+    torch.testing.assert_close(found, exact, equal_nan=True, rtol=tolerance, atol=1e-15)
+    zeros = x == 0
+    assert torch.equal(found[zeros], torch.digamma(x)[zeros])
+
+
+ODD = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, -math.nan, 1e-45, -1e-45, 3e38, -3e38])
+SHORT = (torch.int8, torch.uint8, torch.int16)
+
+
+@pytest.mark.parametrize("how", ["amax", "amin", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, *SHORT], ids=str)
+def test_extremes_and_short_sums_at_places(dtype: torch.dtype, how: str) -> None:
+    """Of NaN whatever its sign, on either side; short integers wrap around."""
+    numbers = torch.cat([torch.randn(150) * 90, ODD])[torch.randperm(160)]
+    start = torch.cat([torch.randn(90) * 90, ODD])
+    if not dtype.is_floating_point:
+        numbers, start = (one.nan_to_num(7.0).clamp(-1e4, 1e4).int() for one in (numbers, start))
+    given = [start.to(dtype), torch.randint(0, 100, (160,)), numbers.to(dtype)]
+    function = lambda x, i, v: x.scatter_reduce(0, i, v, how)
+    plan = on_a_gpu(function, given)
+    assert not any(isinstance(step, RunExtern) for step in plan.steps)
+    torch.testing.assert_close(run_plan(plan, given), [function(*given)], equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 ADDITIONS = {

@@ -19,12 +19,12 @@ import torch
 
 from fusewright.base.records import dataclass, field
 from fusewright.codegen.analysis import Shape, StageView, analyse, values_of, walk
-from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
+from fusewright.codegen.device_kernel import Processor, Spill
 from fusewright.codegen.triton import indices, online, operations, reductions, short_integers, unrolled
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.operations import HALVES, Style
 from fusewright.codegen.triton.positions import grouped, positions
-from fusewright.codegen.triton.tiles import Tile, accumulates, choose
+from fusewright.codegen.triton.tiles import Tile, check_store, choose
 from fusewright.codegen.triton.values import Value
 from fusewright.loops.ir import (
     FLOAT8,
@@ -573,9 +573,7 @@ class Emitter:
             if not store.bindings:
                 self.stored[store.buffer, flat] = value
         else:
-            dtype = self.dtypes[store.buffer]
-            if not accumulates(dtype, store.mode):
-                raise Unsupported(f"an atomic {store.mode} of {dtype}")
+            check_store(store.mode, self.dtypes[store.buffer])
             tail = f", mask={mask}" if mask else ""
             self.lines[self.level].append(f'tl.atomic_{store.mode}({pointer}, {text}{tail}, sem="relaxed")')
         self.unsynchronised.add(memory)

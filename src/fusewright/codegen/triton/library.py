@@ -132,6 +132,32 @@ def fast_one_plus_erf(x):
 
 
 @triton.jit
+def digamma(x):
+    """In double whatever the type: reflection below 0, the recurrence up to 10, then the asymptotic series (Abramowitz
+    and Stegun 6.3.7, 6.3.5, 6.3.18)."""
+    y = x.to(tl.float64)
+    z = tl.where(y < 0, 1.0 - y, y)
+    total = tl.zeros_like(y)
+    for _ in tl.static_range(10):
+        total = tl.where(z < 10, total - 1.0 / z, total)
+        z = tl.where(z < 10, z + 1.0, z)
+    s = 1.0 / (z * z)
+    series = s * 0.08333333333333333 - 0.021092796092796094  # B_2k / 2k, in 1 / z^2
+    series = series * s + 0.007575757575757576
+    series = series * s - 0.004166666666666667
+    series = series * s + 0.003968253968253968
+    series = series * s - 0.008333333333333333
+    series = s * (series * s + 0.08333333333333333)
+    result = total + (log(z) - 0.5 / z - series)
+    part = y - trunc(y)
+    reflected = result - 3.141592653589793 / tan(part * 3.141592653589793)
+    result = tl.where(y < 0, tl.where(part == 0, float("nan"), reflected), result)
+    result = tl.where(y == float("inf"), y, tl.where(y == float("-inf"), float("nan"), result))
+    at_zero = copysign(tl.full(y.shape, float("inf"), tl.float64), y) * -1.0
+    return tl.where(y == 0, at_zero, result).to(x.dtype)
+
+
+@triton.jit
 def sign(x):
     return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0)).to(x.dtype)
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from fusewright.codegen.analysis import tree_size, values_of, walk
-from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
+from fusewright.codegen.device_kernel import MOST_PARAMETERS, DeviceKernel, Processor, Unsupported
 from fusewright.codegen.signature import signature
 from fusewright.codegen.triton.attention import emit_attention, is_blockwise, tile_of
 from fusewright.codegen.triton.gemm import emit_product
@@ -155,6 +155,8 @@ def _generate(
     types += ["*" + TYPES[spill.dtype] for spill in made.spills]
     pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))
     types += ["i64" if wide else "i32"] * len(kernel.sizes)
+    if len(types) > MOST_PARAMETERS:
+        raise Unsupported(f"a kernel of {len(types)} parameters")
     many = isinstance(made.grid, int) and made.grid > MOST_DEPENDENT * processor.units
     waits = processor.arch >= DEPENDENT_ARCH and not many
     lines = list(made.body)

@@ -238,7 +238,8 @@ def _sign_bit(node: Apply, args: list[str], style: Style) -> str:
 _PROPAGATE = ", propagate_nan=tl.PropagateNan.ALL"
 ELEMENTARY = (
     "exp2", "expm1", "log2", "log10", "log1p", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh",
-    "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "copysign", "hypot", "nextafter",
+    "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "copysign", "hypot",
+    "nextafter",
 )  # fmt: skip
 
 OPERATIONS: dict[str, Emitter] = {

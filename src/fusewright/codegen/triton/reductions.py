@@ -98,11 +98,22 @@ def _function(kind: str) -> str:
     return "lib.first_maximum" if kind == "argmax" else "lib.first_minimum"
 
 
+def check_reduction(kind: str, dtype: torch.dtype) -> None:
+    """Raises Unsupported."""
+    if kind in ("any", "all") and dtype is not torch.bool:
+        raise Unsupported(f"{kind} of {dtype}")
+
+
+def check_scan(dtype: torch.dtype) -> None:
+    """Raises Unsupported."""
+    if dtype is torch.bool:
+        raise Unsupported("a running extreme of bools")
+
+
 def reduce(e: Emitter, statement: Reduce) -> Value | None:
     """Emits a reduction; its result when it is known at once."""
     dtype, kind = statement.value.dtype, statement.kind
-    if kind in ("any", "all") and dtype is not torch.bool:
-        raise Unsupported(f"{kind} of {dtype}")
+    check_reduction(kind, dtype)
     positional = kind in ("argmax", "argmin")
     if e.row is None:  # all its axes have one point
         if positional:
@@ -178,8 +189,7 @@ def scan(e: Emitter, statement: ScanStep) -> None:
                 f"tl.zeros({e.shape_text(frozenset('x'))}, tl.int64)", frozenset("x"), 0
             )
         return
-    if dtype is torch.bool:
-        raise Unsupported("a running extreme of bools")
+    check_scan(dtype)
     value = e.filled(e.evaluate(statement.value))
     out = e.lines[e.level]
     name = f"{statement.local}_running"

@@ -17,7 +17,7 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
-from fusewright.codegen.device_kernel import Processor
+from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.triton import online
 from fusewright.loops.ir import Apply, Axis, Load
 from fusewright.sizes import expressions as sizes
@@ -372,8 +372,8 @@ def neighbours(shape: Shape, tile: Tile) -> list[Tile]:
     return list(found)
 
 
-def accumulates(dtype: torch.dtype, mode: str) -> bool:
-    """Whether the GPU has an atomic operation for this."""
-    if mode == "add":
-        return dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
-    return dtype in (torch.int32, torch.int64)
+def check_store(mode: str, dtype: torch.dtype) -> None:
+    """Raises Unsupported where the GPU has no atomic operation for an accumulation into memory of that dtype."""
+    sums = (torch.float32, torch.float64, torch.float16, torch.bfloat16) if mode == "add" else ()
+    if mode != "write" and dtype not in (torch.int32, torch.int64, *sums):
+        raise Unsupported(f"an atomic {mode} of {dtype}")

@@ -44,6 +44,7 @@ from fusewright.loops.lower.questions import (
     for_floats,
     is_cheap,
     is_input_update,
+    is_refused,
     is_shifted,
     lazy_locations,
     locations_of,
@@ -51,7 +52,7 @@ from fusewright.loops.lower.questions import (
     tensors_in,
     types_in,
 )
-from fusewright.loops.lower.registry import Fallback
+from fusewright.loops.lower.registry import Fallback, Refuses
 from fusewright.loops.lower.results import as_recorded, check_aliases, empty_view, recorded_types, with_owners
 from fusewright.loops.lower.values import (
     Shape,
@@ -104,8 +105,10 @@ class Call:
 class Lowering:
     """The state of one lowering: buffers, operations so far, and what each node stands for."""
 
-    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True) -> None:
-        self.graph, self.constants, self.fusion = graph, constants, fusion
+    def __init__(
+        self, graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True, refuses: Refuses | None = None
+    ) -> None:
+        self.graph, self.constants, self.fusion, self.refuses = graph, constants, fusion, refuses
         self.program = LoopProgram()
         self.binder = ex.Binder()
         self.environment: dict[Node, Any] = {}
@@ -185,15 +188,19 @@ class Lowering:
         """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
         row = registry.find(target)
         if row is not None and (row.view or self.computed_here(target, args, kwargs, kind)):
+            first, before = len(self.program.operations), [value.expression for value in written]
             try:
                 result = row.function(Call(self, target, kind, in_memory, written), *args, **kwargs)
             except Fallback:
                 pass
             else:
-                if not row.view or all(
+                computed = not row.view or all(
                     value.dtype in COMPUTABLE or window(value) is not None for value in tensors_in(result)
-                ):
+                )
+                if computed and not is_refused(self.refuses, (result, written), self.program.operations[first:]):
                     return result
+                for value, expression in zip(written, before):
+                    value.expression = expression
         return call_extern(self, target, args, kwargs, kind, tuple(self.owned(value) for value in written))
 
     def owned(self, value: Value) -> Value:
@@ -565,11 +572,7 @@ class Lowering:
 
     def store_into(self, target: Value, source: Value) -> None:
         ref = window(target)
-        if (
-            ref is None
-            or not lie_apart(ref, self.graph)
-            or not self.computable((target, source), {}, target.type)
-        ):
+        if ref is None or not lie_apart(ref, self.graph) or not self.computable((target, source), {}, target.type):
             self.emit(
                 Extern(
                     self.operation_name(), torch.ops.aten.copy_.default,
@@ -589,7 +592,9 @@ class Lowering:
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def lower(graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True) -> LoopProgram:
+def lower(
+    graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True, refuses: Refuses | None = None
+) -> LoopProgram:
     """The loops of `graph`. `constants`: the tensor of each get_attr node's target. `fusion`: False puts the result of
     each operator into memory. Raises TypeError for a node that is no ATen call."""
-    return Lowering(graph, constants, fusion).run()
+    return Lowering(graph, constants, fusion, refuses).run()

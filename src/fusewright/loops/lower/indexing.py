@@ -239,16 +239,55 @@ def scattered(
     if mode == "add" and on_gpu and target.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
         raise Fallback("sums whose order is left open")
     kind: TensorType = call.type
-    if mode == "add" and target.dtype in ex.HALF:
-        kind = replace(kind, dtype=torch.float32)  # a GPU adds halves one after the other
-    copied = Value(kind, ir.cast(low.at(target, axis_symbols(target.shape)), kind.dtype), low.locations)
+    ordered = on_gpu and mode in ("max", "min") and kind.dtype.is_floating_point
+    if mode != "write" and on_gpu:
+        kind = replace(kind, dtype=gathered_as(kind.dtype, mode))
+
+    def encoded(number: ir.Expression) -> ir.Expression:
+        return order_of(ir.cast(number, call.type.dtype), mode) if ordered else ir.cast(number, kind.dtype)
+
+    copied = Value(kind, encoded(low.at(target, axis_symbols(target.shape))), low.locations)
     axes = axes_of(axis_symbols(shape), shape)
 
     def store(buffer: Buffer) -> Store:
-        return Store(buffer.name, flat_index(place, buffer.stride), ir.cast(value, kind.dtype), mode, bindings)
+        return Store(buffer.name, flat_index(place, buffer.stride), encoded(value), mode, bindings)
 
     made = low.scatter(copied, axes, store)
-    return made if kind is call.type else call.result(low.at(made, axis_symbols(kind.shape)))
+    if kind.dtype is call.type.dtype:
+        return made
+    result = low.at(made, axis_symbols(kind.shape))
+    return call.result(of_order(result, call.type.dtype) if ordered else result)
+
+
+def gathered_as(dtype: torch.dtype, mode: str) -> torch.dtype:
+    """In what a GPU's atomic operations accumulate. It adds halves one after the other, and has none for short integers
+    (their low bits are right all the same), nor for the extremes of floats."""
+    if dtype.is_floating_point:
+        if mode == "add":
+            return torch.float32 if dtype in ex.HALF else dtype
+        return torch.int64 if dtype is torch.float64 else torch.int32
+    return torch.int32 if dtype.itemsize < 4 else dtype
+
+
+def order_of(value: ir.Expression, mode: str) -> ir.Expression:
+    """Integers that lie as floats do: the bits of a negative one, but for its sign, the other way round. NaN is beyond
+    all, for it is to win."""
+    integer = gathered_as(value.dtype, mode)
+    limits = torch.iinfo(integer)
+    bits = _with_order(ir.apply("bitcast", value, dtype=integer))
+    nan = ir.apply("isnan", value, dtype=torch.bool)
+    return ex.where(nan, ir.constant(limits.max if mode == "max" else limits.min, integer), bits)
+
+
+def of_order(order: ir.Expression, dtype: torch.dtype) -> ir.Expression:
+    """The float of an integer that `order_of` has made."""
+    return ir.apply("bitcast", _with_order(order), dtype=dtype)
+
+
+def _with_order(bits: ir.Expression) -> ir.Expression:
+    most = ir.constant(torch.iinfo(bits.dtype).max, bits.dtype)
+    turned = ir.apply("bitwise_xor", bits, most, dtype=bits.dtype)
+    return ex.where(ex.lt(bits, ir.constant(0, bits.dtype)), turned, bits)
 
 
 def summed_by_place(

@@ -15,9 +15,10 @@ from torch.fx import Node
 
 from fusewright.base.location import Location, attributed
 from fusewright.graph.nodes import written
-from fusewright.loops.ir import Load
+from fusewright.loops.ir import Load, Operation
 from fusewright.loops.lower import expressions as ex
-from fusewright.loops.lower.values import Value, axis_symbols
+from fusewright.loops.lower.registry import Refuses
+from fusewright.loops.lower.values import Value, axis_symbols, is_empty
 from fusewright.operators.schema import facts, list_of_views
 from fusewright.sizes.expressions import Expr, free_symbols
 from fusewright.sizes.tensor_type import TensorType
@@ -71,6 +72,14 @@ def for_floats(target: Any, args: tuple[Any, ...]) -> bool:
     if first is None or first.dtype.is_floating_point or not isinstance(target, torch._ops.OpOverload):
         return False
     return target._schema.name.partition("::")[2] in _FOR_FLOATS
+
+
+def is_refused(refuses: Refuses | None, tree: Any, made: list[Operation]) -> bool:
+    """Whether code generation has no code for what a row made: the tensors in `tree`, and operations before them."""
+    values = [value for value in tensors_in(tree) if not is_empty(value.shape)]
+    if refuses is None or not values:
+        return False
+    return refuses(values[0].type.device, [*made, *(value.expression for value in values)])
 
 
 def is_input_update(node: Node) -> bool:

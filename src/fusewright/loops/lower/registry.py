@@ -2,18 +2,22 @@
 
 Takes the rows that the operator files of this package register on import; gives `find(target)`. An operator without a
 row becomes an extern call with eager's semantics; a row that meets a case it does not express raises `Fallback`, with
-the same outcome.
+the same outcome, and so has what code generation refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.fx
 
 from fusewright.base.records import dataclass
+from fusewright.loops.ir import Expression, Operation
+
+Refuses = Callable[[torch.device, Iterable[Expression | Operation]], bool]
+"""Whether there is no code for one of these in a kernel on that device."""
 
 
 class Fallback(Exception):
