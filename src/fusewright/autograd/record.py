@@ -104,7 +104,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     tangents = [recorder.tangent(value, f"tangent_{position}") for position, value in wanted]
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
-    groups, lost = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [])
+    groups, lost, uneven = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [], [])
+    if uneven:
+        raise CannotDifferentiate(f"{uneven[0].name()} depends on which of its results have a gradient")
     if lost and (recorder.custom_gradients or not all(map(_computes, lost))):
         raise CannotDifferentiate("a part of the backward that may raise leads to no input")
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
