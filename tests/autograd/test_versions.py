@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -92,7 +93,13 @@ def same(one: object, other: object) -> bool:
     return all(a is b is None or (a is not None and b is not None and torch.allclose(a, b)) for a, b in pairs)
 
 
-@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager", fusewright.aot(lambda gm, inputs: gm)])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "native", "aot_eager", "eager", "cudagraphs", fusewright.aot(lambda gm, inputs: gm),
+        pytest.param("xla", marks=pytest.mark.skipif(not find_spec("jax"), reason="no jax")),
+    ],
+)  # fmt: skip
 def test_a_write_changes_the_version(backend: Any) -> None:
     """As often as eager's, which counts each write but those through `data`; also where autograd takes note of them."""
     for function in (
@@ -413,7 +420,13 @@ def test_gradients_of_gradients_beside_an_argument_without_a_version(backend: st
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager", fusewright.aot(lambda gm, inputs: gm)])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "native", "aot_eager", "eager", "cudagraphs", fusewright.aot(lambda gm, inputs: gm),
+        pytest.param("xla", marks=pytest.mark.skipif(not find_spec("jax"), reason="no jax")),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("norm", ["BatchNorm1d", "InstanceNorm1d"])
 def test_running_statistics_have_the_version_that_eager_leaves(norm: str, backend: Any, inside: bool) -> None:
     """Batch normalisation counts no write to them, so an eager forward may wait for its backward behind another one."""
