@@ -147,7 +147,7 @@ def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
     it."""
     world = tracer.world
     writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
-    found: list[object] = [len(world.effects.calls)]
+    found: list[object] = [len(world.effects.calls), world.effects.removed_inside]
     seen: set[int] = set()
     pending = [*continuation.values, *_written_values(world, writes)]
     while pending:
