@@ -309,9 +309,6 @@ def below_autograd(function: Callable[..., Any], counts: dict[int, int]) -> Call
         with torch.no_grad(), torch._C._DisableAutocast():
             return function(*inputs)
 
-    if not counts:
-        return run
-
     def counted(*inputs: Any) -> Any:
         written = {place: inputs[place] for place in counts if not inputs[place].is_inference()}
         with torch.autograd._unsafe_preserve_version_counter(tuple(written.values())):
@@ -319,7 +316,25 @@ def below_autograd(function: Callable[..., Any], counts: dict[int, int]) -> Call
         torch.autograd.graph.increment_version([one for place, one in written.items() for _ in range(counts[place])])
         return results
 
-    return counted
+    return _making_views(counted if counts else run)
+
+
+def _making_views(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose views of its inputs are made in the caller's grad mode, and when all writes are done: autograd asks
+    for both where what they show gets a history later."""
+
+    def attempt(*inputs: Any) -> tuple[Any, ...]:
+        results, made = run(*inputs), {id(one): one for one in inputs}
+        recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        for one in results:
+            if id(one) in made or not isinstance(one, torch.Tensor) or one.is_inference() or not one._is_view():
+                continue
+            if recorded:
+                torch._C._autograd._set_creation_meta(one, torch._C._autograd.CreationMeta.DEFAULT)
+            made[id(one)] = torch.ops.aten.alias.default(one)
+        return tuple([made.get(id(one), one) for one in results])
+
+    return attempt
 
 
 def by_operators(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Callable[..., Any]:

@@ -226,6 +226,20 @@ def detached_view(output: torch.Tensor) -> torch.Tensor:
 DETACHES = (torch.detach, detached_view)
 
 
+_NO_VERSION = (1 << 31) - 1
+"""No tensor is written to so often."""
+
+
+def older(view: torch.Tensor) -> torch.Tensor:
+    """The view as one that was made before the last write to what it shows: at another version."""
+    version, counted = view._version, (view,)
+    torch._C._autograd._unsafe_set_version_counter(counted, (_NO_VERSION,))
+    try:
+        return aten.alias.default(view)  # type: ignore[no-any-return]
+    finally:
+        torch._C._autograd._unsafe_set_version_counter(counted, (version,))
+
+
 def hidden(view: torch.Tensor) -> torch.Tensor:
     """A view that is an error to use where it would need a history, as one that was made under `no_grad` is."""
     before = torch.is_grad_enabled()
