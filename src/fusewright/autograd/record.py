@@ -25,7 +25,7 @@ from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.frame import Backward, Rebuilt, ViewCall
 from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators.overlap import view_chain
-from fusewright.operators.schema import facts
+from fusewright.operators.schema import ZEROS, facts
 from fusewright.record.applications import content
 from fusewright.record.recorder import GRAD, Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
@@ -208,7 +208,7 @@ def _tangents_read(
         operands, filled = [read(one) for one in node.all_input_nodes], name_of(node) in _FILLED
         if filled and any(map(every.intersection, operands)):
             operands = [one for one in operands if one != any_of]
-        zeros = backward and node.target in _ZEROS and not any(operands)
+        zeros = backward and node.target in ZEROS and not any(operands)
         reads[node] = found = any_of if zeros else frozenset().union(*operands)
         for one in leaves_of(written_arguments(node)):
             if isinstance(one, torch.fx.Node):
@@ -219,7 +219,6 @@ def _tangents_read(
     return lambda node: every if -1 in read(node) else read(node)
 
 
-_ZEROS = frozenset({torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default})
 _FILLED = frozenset({
     "cat", "stack", "copy", "scatter", "scatter_add", "index_add", "index_put", "index_copy", "masked_scatter",
     "slice_scatter", "select_scatter", "diagonal_scatter",
