@@ -4,15 +4,12 @@
 //
 // Takes the forward's inputs; gives its outputs, whose gradient function is the node of a torch.autograd.Function that
 // has `attach` and `backward` of this file for its methods. What one run of the forward leaves for the backward is a
-// ForwardCall.
+// ForwardCall (forward_call.h).
 //
 // Always holds: what differs from the plain case (gradients of gradients, an output without a gradient, hooks on saved
 // tensors, transforms, a plan that could not finish) is left to Python; gradients are disabled while the forward runs,
 // and enabled when it returns.
-#include "gradient_layout.h"
-#include "plan.h"
-
-#include <structmember.h>
+#include "forward_call.h"
 
 #include <algorithm>
 #include <array>
@@ -26,35 +23,13 @@ namespace {
 
 // The names that are looked up.
 struct Names {
-    PyObject *call, *to_save, *saved_tensors, *materialize, *clear, *dtype, *device;
+    PyObject *call, *to_save, *saved_tensors, *materialize, *clear;
 } names;
 
 // What is asked of PyTorch, and `lay_out` of halves.py; see `configure_differentiable`.
 struct Asked {
     PyObject *transforms, *hooks, *keeps_graph, *lay_out, *tensor, *parameter;
 } asked;
-
-struct Differentiable {
-    PyObject_HEAD
-    PyObject *forward, *back, *apply, *slowly, *repeat, *random, *as_read;
-    PyObject *kinds;  // (dtype, device) of each output that has a gradient, known after the first call
-    std::vector<int32_t> *saved, *tangents, *row_major, *wanted, *places;  // as halves.Group has them
-    std::vector<int32_t> *before;  // results that stand behind the inputs in a ForwardCall (see halves.Halves)
-    Py_ssize_t outputs;
-    int keeps;
-    vectorcallfunc vectorcall;
-};
-
-struct ForwardCall {
-    PyObject_HEAD
-    PyObject *owner, *inputs, *results, *random, *plain;
-    std::vector<Layout> *layouts;
-    std::vector<int64_t> *versions;
-};
-
-extern PyTypeObject call_type, differentiable_type;
-
-Differentiable *owner_of(const ForwardCall *call) { return reinterpret_cast<Differentiable *>(call->owner); }
 
 // --- layouts -------------------------------------------------------------------------------------------------------
 
@@ -69,92 +44,7 @@ bool is_alike(PyObject *tensor, const Layout &wanted) {
            std::equal(wanted.sizes.begin(), wanted.sizes.end(), tensor_sizes(impl));
 }
 
-PyObject *tuple_of(const std::vector<int64_t> &values) {
-    Held tuple(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
-    for (size_t i = 0; tuple.get() != nullptr && i < values.size(); i++) {
-        PyObject *one = PyLong_FromLongLong(values[i]);
-        if (one == nullptr) return nullptr;
-        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), one);
-    }
-    return tuple.release();
-}
-
-// (shape, strides, dtype, device) of the gradient of an output, as halves.py has it.
-PyObject *layout_tuple(const ForwardCall *call, size_t place) {
-    const Layout &wanted = (*call->layouts)[place];
-    PyObject *kinds = PyTuple_GET_ITEM(owner_of(call)->kinds, static_cast<Py_ssize_t>(place));
-    Held sizes(tuple_of(wanted.sizes)), strides(tuple_of(wanted.strides));
-    if (sizes.get() == nullptr || strides.get() == nullptr) return nullptr;
-    return PyTuple_Pack(4, sizes.get(), strides.get(), PyTuple_GET_ITEM(kinds, 0), PyTuple_GET_ITEM(kinds, 1));
-}
-
 // --- the forward ---------------------------------------------------------------------------------------------------
-
-// Remembers what the outputs are, which is the same at each call.
-bool learn_kinds(Differentiable *self, PyObject *results) {
-    if (self->kinds != nullptr) return true;
-    Held kinds(PyTuple_New(static_cast<Py_ssize_t>(self->tangents->size())));
-    if (kinds.get() == nullptr) return false;
-    for (size_t i = 0; i < self->tangents->size(); i++) {
-        PyObject *output = PyTuple_GET_ITEM(results, (*self->tangents)[i]);
-        Held dtype(PyObject_GetAttr(output, names.dtype)), device(PyObject_GetAttr(output, names.device));
-        if (dtype.get() == nullptr || device.get() == nullptr) return false;
-        PyObject *pair = PyTuple_Pack(2, dtype.get(), device.get());
-        if (pair == nullptr) return false;
-        PyTuple_SET_ITEM(kinds.get(), static_cast<Py_ssize_t>(i), pair);
-    }
-    Py_XSETREF(self->kinds, kinds.release());
-    return true;
-}
-
-// How often each input tensor has been written to (inference tensors do not count).
-void read_versions(ForwardCall *call, PyObject *inputs) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); i++) {
-        PyObject *input = PyTuple_GET_ITEM(inputs, i);
-        if (!is_tensor(input)) continue;
-        try {
-            call->versions->push_back(torch.version(reinterpret_cast<char *>(input) + config.handle_offset));
-        } catch (const std::bad_alloc &) {
-            throw;
-        } catch (const std::exception &) {  // an inference tensor has none
-        }
-    }
-}
-
-// Puts what written inputs held before the call behind the inputs.
-bool add_before(ForwardCall *call, PyObject *results) {
-    const std::vector<int32_t> &before = *owner_of(call)->before;
-    if (before.empty()) return true;
-    const Py_ssize_t n = PyTuple_GET_SIZE(call->inputs), more = static_cast<Py_ssize_t>(before.size());
-    Held all(PyTuple_New(n + more));
-    for (Py_ssize_t i = 0; all.get() != nullptr && i < n + more; i++) {
-        PyObject *one = i < n ? PyTuple_GET_ITEM(call->inputs, i) : PyTuple_GET_ITEM(results, before[i - n]);
-        PyTuple_SET_ITEM(all.get(), i, Py_NewRef(one));
-    }
-    if (all.get() == nullptr) return false;
-    Py_SETREF(call->inputs, all.release());
-    return true;
-}
-
-// The saved tensors, with None where a value is none; those values are kept in `plain`, which has None for the tensors.
-PyObject *saved_values(ForwardCall *call, PyObject *inputs, PyObject *results) {
-    const std::vector<int32_t> &places = *owner_of(call)->saved;
-    const Py_ssize_t n = static_cast<Py_ssize_t>(places.size());
-    Held saved(PyTuple_New(n));
-    for (Py_ssize_t i = 0; saved.get() != nullptr && i < n; i++) {
-        const int32_t place = places[i];
-        PyObject *value = place >= 0 ? PyTuple_GET_ITEM(inputs, place) : PyTuple_GET_ITEM(results, ~place);
-        if (!is_tensor(value)) {
-            if (call->plain == nullptr && (call->plain = PyTuple_New(n)) == nullptr) return nullptr;
-            PyTuple_SET_ITEM(call->plain, i, Py_NewRef(value));
-            value = Py_None;
-        }
-        PyTuple_SET_ITEM(saved.get(), i, Py_NewRef(value));
-    }
-    for (Py_ssize_t i = 0; call->plain != nullptr && i < n; i++)
-        if (PyTuple_GET_ITEM(call->plain, i) == nullptr) PyTuple_SET_ITEM(call->plain, i, Py_NewRef(Py_None));
-    return saved.release();
-}
 
 // attach(ctx, call, *inputs): the forward of the autograd function, called by PyTorch.
 PyObject *attach(PyObject *, PyObject *const *args, Py_ssize_t n) {
@@ -189,26 +79,6 @@ PyObject *attach(PyObject *, PyObject *const *args, Py_ssize_t n) {
         PyObject_SetAttr(ctx, names.materialize, Py_False) < 0)
         return nullptr;
     return outputs.release();
-}
-
-ForwardCall *new_call(Differentiable *self, PyObject *const *inputs, Py_ssize_t n) {
-    auto layouts = std::make_unique<std::vector<Layout>>();
-    auto versions = std::make_unique<std::vector<int64_t>>();
-    layouts->reserve(self->tangents->size());
-    versions->reserve(static_cast<size_t>(n));
-    Held tuple(PyTuple_New(n));
-    if (tuple.get() == nullptr) return nullptr;
-    for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(tuple.get(), i, Py_NewRef(inputs[i]));
-    ForwardCall *call = PyObject_GC_New(ForwardCall, &call_type);
-    if (call == nullptr) return nullptr;
-    call->owner = Py_NewRef(reinterpret_cast<PyObject *>(self));
-    call->inputs = tuple.release();
-    call->results = call->plain = nullptr;
-    call->random = Py_NewRef(Py_None);
-    call->layouts = layouts.release();
-    call->versions = versions.release();
-    PyObject_GC_Track(reinterpret_cast<PyObject *>(call));
-    return call;
 }
 
 // Whether anybody stands between this call and plain autograd; -1 with an exception.
@@ -415,71 +285,6 @@ PyObject *backward(PyObject *, PyObject *const *args, Py_ssize_t n) {
     return gradients_of(self, found.get());
 }
 
-// --- ForwardCall ---------------------------------------------------------------------------------------------------
-
-int call_traverse(PyObject *object, visitproc visit, void *arg) {
-    ForwardCall *self = reinterpret_cast<ForwardCall *>(object);
-    for (PyObject *part : {self->owner, self->inputs, self->results, self->random, self->plain}) Py_VISIT(part);
-    return 0;
-}
-
-int call_clear(PyObject *object) {
-    ForwardCall *self = reinterpret_cast<ForwardCall *>(object);
-    for (PyObject **part : {&self->inputs, &self->results, &self->random, &self->plain}) Py_CLEAR(*part);
-    return 0;
-}
-
-void call_dealloc(PyObject *object) {
-    ForwardCall *self = reinterpret_cast<ForwardCall *>(object);
-    PyObject_GC_UnTrack(object);
-    call_clear(object);
-    Py_CLEAR(self->owner);
-    delete self->layouts;
-    delete self->versions;
-    PyObject_GC_Del(object);
-}
-
-PyObject *call_layouts(PyObject *object, void *) {
-    ForwardCall *self = reinterpret_cast<ForwardCall *>(object);
-    Held list(PyList_New(0));
-    for (size_t i = 0; list.get() != nullptr && i < self->layouts->size(); i++) {
-        Held one(layout_tuple(self, i));
-        if (one.get() == nullptr || PyList_Append(list.get(), one.get()) < 0) return nullptr;
-    }
-    return list.release();
-}
-
-PyObject *call_versions(PyObject *object, void *) {
-    return tuple_of(*reinterpret_cast<ForwardCall *>(object)->versions);
-}
-
-PyMemberDef call_members[] = {
-    {"inputs", T_OBJECT, offsetof(ForwardCall, inputs), 0, "The forward's inputs, and `before`, while needed."},
-    {"random", T_OBJECT, offsetof(ForwardCall, random), READONLY, "The random generators' states before it."},
-    {"plain", T_OBJECT, offsetof(ForwardCall, plain), READONLY, "The saved values that are no tensors."},
-    {nullptr, 0, 0, 0, nullptr},
-};
-
-PyGetSetDef call_getset[] = {
-    {"layouts", call_layouts, nullptr, "(shape, strides, dtype, device) of each output that has a gradient.", nullptr},
-    {"versions", call_versions, nullptr, "How often each tensor of `inputs` had been written to.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-
-PyTypeObject call_type = [] {
-    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = "fusewright._native.ForwardCall";
-    type.tp_basicsize = sizeof(ForwardCall);
-    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    type.tp_doc = "What one run of a compiled forward leaves for its backward.";
-    type.tp_dealloc = call_dealloc;
-    type.tp_traverse = call_traverse;
-    type.tp_clear = call_clear;
-    type.tp_members = call_members;
-    type.tp_getset = call_getset;
-    return type;
-}();
-
 // --- Differentiable ------------------------------------------------------------------------------------------------
 
 bool read_places(PyObject *tuple, std::vector<int32_t> *places) {
@@ -607,12 +412,10 @@ PyMethodDef functions[] = {
 
 int fw_differentiable_init(PyObject *module) {
     using namespace fw;
-    const char *texts[] = {"call", "to_save", "saved_tensors", "materialize_grads", "maybe_clear_saved_tensors",
-                           "dtype", "device"};
-    PyObject **places[] = {&names.call,  &names.to_save, &names.saved_tensors, &names.materialize,
-                           &names.clear, &names.dtype,   &names.device};
+    const char *texts[] = {"call", "to_save", "saved_tensors", "materialize_grads", "maybe_clear_saved_tensors"};
+    PyObject **places[] = {&names.call, &names.to_save, &names.saved_tensors, &names.materialize, &names.clear};
     for (size_t i = 0; i < std::size(texts); i++)
         if ((*places[i] = PyUnicode_InternFromString(texts[i])) == nullptr) return -1;
-    if (PyType_Ready(&call_type) < 0 || PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (forward_call_init() < 0 || PyModule_AddFunctions(module, functions) < 0) return -1;
     return PyModule_AddType(module, &differentiable_type);
 }

@@ -283,3 +283,75 @@ def whether_an_argument_retains_its_gradient(compiled: Compiled) -> list[Any]:
     y, *said = compiled(fn)(a)
     y.sum().backward()
     return [*said, a.grad]
+
+
+def kept_of_a_tensor(y: Any, log: Log) -> Any:
+    return y.register_hook(lambda gradient: gradient * 2)
+
+
+def kept_of_an_effect(y: Any, log: Log) -> Any:
+    return y.register_hook(watch(log, "called", 2))
+
+
+def kept_of_a_node(y: Any, log: Log) -> Any:
+    return y.grad_fn.register_hook(lambda given, arrived: (given[0] * 2, *given[1:]))
+
+
+def kept_removed(y: Any, log: Log) -> Any:
+    handle = y.register_hook(lambda gradient: gradient * 2)
+    handle.remove()
+    return handle
+
+
+def handle_leaves(hook: Callable[[Any, Log], Any], stored: bool) -> Callable[[Compiled], list[Any]]:
+    """Who has the handle of a hook on what the function does not return may remove it; and each call's is another."""
+
+    def run(compiled: Compiled) -> list[Any]:
+        log: Log = []
+        holder = torch.nn.Module()
+
+        def fn(x: Any) -> Any:
+            y = x * 3
+            handle = hook(y, log)
+            if stored:
+                holder.handle = handle
+                return y.sin()
+            return y.sin(), handle, handle.id
+
+        called, numbers = compiled(fn), []
+        for removes in (False, True, False):
+            x = random(3)
+            result, handle, *number = (called(x), holder.handle) if stored else called(x)
+            if removes:
+                handle.remove()
+            result.sum().backward()
+            log += [x.grad, *(one == handle.id for one in number)]
+            numbers.append(handle.id)
+        return [*log, len({*numbers})]
+
+    return run
+
+
+for made in (kept_of_a_tensor, kept_of_an_effect, kept_of_a_node, kept_removed):
+    for stored in (False, True):
+        PROGRAMS[f"{made.__name__}_{'stored' if stored else 'returned'}"] = handle_leaves(made, stored)
+
+
+@program
+def kept_by_itself(compiled: Compiled) -> list[Any]:
+    """A second backward no longer calls the hook."""
+
+    def fn(x):
+        def hook(gradient):
+            handle.remove()
+            return gradient * 2
+
+        y = x * 3
+        handle = y.register_hook(hook)
+        return y.sin()
+
+    x = random(3)
+    y = compiled(fn)(x)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    return [x.grad]

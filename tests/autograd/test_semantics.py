@@ -77,8 +77,9 @@ BREAKS["gradients_of_another_dtype_inside"] = {"autograd-call"} if hasattr(torch
 BREAKS |= {
     name: {"autograd-call"}
     for name in PROGRAMS
-    if name.endswith(HOOKED) or name.startswith(("hook_draws_", "jacobian_", "asked_late_"))
+    if name.endswith(HOOKED) or name.startswith(("hook_draws_", "jacobian_", "asked_late_", "kept_"))
 }
+BREAKS |= {f"kept_of_a_node_{how}": {"autograd-call", "tensor-address", "opaque-object"} for how in ("returned", "stored")}
 BREAKS |= {name: {"training-eager"} for name in PROGRAMS if name.startswith("write_behind_a_detach_")}
 BREAKS |= {name: {"explicit-graph-break"} for name in PROGRAMS if name.startswith(("asked_behind_a_break", "hooked_behind_a_break"))}
 

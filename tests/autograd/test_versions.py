@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -92,7 +93,13 @@ def same(one: object, other: object) -> bool:
     return all(a is b is None or (a is not None and b is not None and torch.allclose(a, b)) for a, b in pairs)
 
 
-@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager", fusewright.aot(lambda gm, inputs: gm)])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "native", "aot_eager", "eager", "cudagraphs", fusewright.aot(lambda gm, inputs: gm),
+        pytest.param("xla", marks=pytest.mark.skipif(not find_spec("jax"), reason="no jax")),
+    ],
+)  # fmt: skip
 def test_a_write_changes_the_version(backend: Any) -> None:
     """As often as eager's, which counts each write but those through `data`; also where autograd takes note of them."""
     for function in (
@@ -413,7 +420,13 @@ def test_gradients_of_gradients_beside_an_argument_without_a_version(backend: st
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager", fusewright.aot(lambda gm, inputs: gm)])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "native", "aot_eager", "eager", "cudagraphs", fusewright.aot(lambda gm, inputs: gm),
+        pytest.param("xla", marks=pytest.mark.skipif(not find_spec("jax"), reason="no jax")),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("norm", ["BatchNorm1d", "InstanceNorm1d"])
 def test_running_statistics_have_the_version_that_eager_leaves(norm: str, backend: Any, inside: bool) -> None:
     """Batch normalisation counts no write to them, so an eager forward may wait for its backward behind another one."""
@@ -460,3 +473,113 @@ def test_gradients_of_gradients_behind_another_call(backend: str) -> None:
         once.square().sum().backward()
         found.append((x.grad, module.norm.weight.grad, *(one.clone() for one in module.buffers())))
     torch.testing.assert_close(*found)
+
+
+def _lists(count: int) -> dict[str, Callable[[list[torch.Tensor], list[torch.Tensor]], None]]:
+    """Each operator that writes to a list of tensors, with arguments that it takes."""
+    found: dict[str, Callable[[list[torch.Tensor], list[torch.Tensor]], None]] = {}
+    names = {schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas()}
+    for name in sorted(name for name in names if name.startswith("_foreach_") and name.endswith("_")):
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            operator = getattr(packet, overload)
+            kinds = [str(one.type) for one in operator._schema.arguments[1:] if not one.has_default_value()]
+            makers = {"List[Tensor]": lambda y: y, "number": lambda y: 1.5, "Tensor": lambda y: torch.tensor(1.5), "List[number]": lambda y: [1.5] * count}
+
+            def call(x: Any, y: Any, operator: Any = operator, kinds: Any = kinds, makers: Any = makers) -> None:
+                operator(x, *[makers[kind](y) for kind in kinds])
+
+            if "out" not in overload and makers.keys() >= set(kinds):
+                found[f"{name}.{overload}"] = call
+    return found  # fmt: skip
+
+
+LISTS = _lists(3)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_write_to_a_list_is_one_to_each_of_its_tensors(name: str) -> None:
+    """Also to what the program has made, and where the write is seen by who saved the value before."""
+    assert len(LISTS) > 60
+
+    def arguments(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        LISTS[name]([x, x, y[1:]], [y * 2, x * 3, y[1:] * 2])
+        return x + y
+
+    def made(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        saved = (x + y).exp()
+        result = saved * 2
+        LISTS[name]([saved, x, y], [y * 2, x * 3, y * 2])
+        return result
+
+    def run(function: Any, history: bool) -> Any:
+        leaf = torch.arange(1.0, 5).div(7).requires_grad_(history)
+        x, y = leaf * 1, leaf.detach() * 2
+        try:
+            result = function(x, y)
+            if history:
+                result.sum().backward()
+        except RuntimeError as error:
+            return str(error)[:60]
+        return leaf.grad, result.detach(), x._version, y._version
+
+    for function in (arguments, made):
+        compiled = fusewright.compile(function)
+        for history in (True, False):
+            expected, got = run(function, history), run(compiled, history)
+            if isinstance(expected, str):
+                assert got == expected
+            else:
+                torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_what_fused_kernels_write_counts_as_no_write() -> None:
+    def adam(lists: list[list[torch.Tensor]], one: torch.Tensor) -> torch.Tensor:
+        torch._fused_adam_(  # type: ignore[call-overload]
+            *lists, [], [one], lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False
+        )
+        return lists[0][0] * 1
+
+    def unscale(lists: list[list[torch.Tensor]], one: torch.Tensor) -> torch.Tensor:
+        torch._amp_foreach_non_finite_check_and_unscale_(lists[0], one, one + 1)
+        return lists[0][0] * 1
+
+    for function in (adam, unscale):
+        found = []
+        for called in (function, fusewright.compile(function)):
+            lists, one = [[torch.arange(1.0, 4) + place] for place in range(4)], torch.ones(())
+            result = called(lists, one)
+            found.append((result, lists, [tensor._version for (tensor,) in lists], one._version))
+        torch.testing.assert_close(*found)
+
+
+AGES: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: (x.add_(1), x[1:])[1], lambda x: (x.add_(1), x.mul_(2), x[1:], x.view(2, 2))[2:], lambda x: (x[1:], x.add_(1))[0],
+    lambda x: (x[1:], x.add_(1), x.mul_(2))[0], lambda x: (x[1:], x.add_(1), x[2:]), lambda x: (x[1:], x.add_(1), x[2:], x.mul_(2), x[:2])[::2],
+    lambda x: x[1:].add_(1), lambda x: (x[1:].add_(1), x.view(2, 2)), lambda x: x.view(2, 2)[1],
+    lambda x: (F.batch_norm(x.view(2, 2) * 1, x[:2], x[2:], training=True), x[1:]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager", fusewright.aot(lambda gm, inputs: gm)])
+@pytest.mark.parametrize("number", range(len(AGES)))
+def test_the_age_of_views_and_the_version_of_what_they_show(number: int, backend: Any, enabled: bool) -> None:
+    """A view from before a write has a history once what it shows is told to require a gradient."""
+    found = []
+    for function in (AGES[number], fusewright.compile(AGES[number], backend=backend)):
+        for _ in range(2):
+            x = torch.arange(1.0, 5)
+            with torch.set_grad_enabled(enabled):
+                results = function(x)
+            results = results if isinstance(results, tuple) else (results,)
+            views = [one for one in results if one._is_view()]
+            versions, said = [one._version for one in (x, *views)], []
+            x.requires_grad_()
+            for one in views:
+                try:
+                    said.append((one.requires_grad, type(one.grad_fn).__name__))
+                except RuntimeError as error:
+                    said.append(str(error)[:40])
+            found.append((versions, said))
+    assert found[:2] == found[2:]

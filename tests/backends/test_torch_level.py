@@ -7,12 +7,15 @@ import enum
 import importlib.metadata
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 import fusewright
 from fusewright.backends import registry
@@ -576,3 +579,66 @@ def test_stacks_and_options_reach_a_plain_backend() -> None:
     compiled = fusewright.compile(lambda n: torch.ones(n.item()) * 2, backend=backend, fullgraph=True, options=options)
     assert compiled(torch.tensor(3)).tolist() == [2.0, 2.0, 2.0] and compiled(torch.tensor(1)).tolist() == [2.0]
     assert traces and all("backend=backend, fullgraph=True, options=options" in trace for trace in traces)
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    x.mul_(2)
+    return x.sum()
+
+
+def written_in_lists(x: torch.Tensor) -> torch.Tensor:
+    torch._foreach_add_([x, x], 1.0)
+    return x * 2
+
+
+def without_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return x @ x
+
+
+def without_gradients(x: torch.Tensor, weight: torch.Tensor = torch.ones(3, 3, requires_grad=True)) -> torch.Tensor:
+    with torch.no_grad():
+        return x @ weight
+
+
+def handled(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return F.embedding(x[0].long() + 9, x)
+    except IndexError:
+        return x * 2
+
+
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x * 1, x[0], x[1], training=True)
+
+
+def shared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    return x[1:], y, y[0]
+
+
+BACKENDS = [
+    "eager", "aot_eager", "cudagraphs", pytest.param("xla", marks=pytest.mark.skipif(not find_spec("jax"), reason="no jax")),
+    fusewright.aot(lambda gm, inputs: gm), lambda gm, inputs: gm,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "function", [written, written_in_lists, without_autocast, without_gradients, handled, normalised, shared]
+)
+def test_operators_that_a_backend_runs_leave_what_eager_leaves(function: Any, backend: Any) -> None:
+    """Values, versions, and whether results have a history and share memory; under autocast, and with an error that the
+    program handles."""
+    if function is handled and not isinstance(backend, str):
+        pytest.skip("what a backend of the user's raises is an error")
+    found = []
+    for called in (function, fusewright.compile(function, backend=backend)):
+        x = torch.arange(9.0).reshape(3, 3).sin()
+        with torch.autocast("cpu", torch.bfloat16):
+            results = [called(x), called(x)]
+        leaves = pytree.tree_leaves(results)
+        memory = [one.untyped_storage().data_ptr() for one in (x, *leaves)]
+        found.append((leaves, x, x._version, [one.requires_grad for one in leaves], [*map(memory.index, memory)]))
+    torch.testing.assert_close(found[1], found[0])

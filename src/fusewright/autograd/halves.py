@@ -229,7 +229,7 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
 
 
 def restore(ctx: Any, halves: Halves, group: Group, call: Any) -> None:
-    """`remember` of a forward that ran natively (`call`: a ForwardCall of csrc/differentiable.cpp)."""
+    """`remember` of a forward that ran natively (`call`: a ForwardCall of csrc/forward_call.cpp)."""
     ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, None
     ctx.plain = call.plain or [None] * len(group.saved)
     ctx.layouts, ctx.saved_layouts = call.layouts, None

@@ -21,7 +21,7 @@ from fusewright.autograd.recompute import elements
 from fusewright.base.records import dataclass
 from fusewright.graph.builder import building_for
 from fusewright.graph.passes.clean.dce import must_stay
-from fusewright.operators.schema import facts
+from fusewright.operators.schema import ZEROS, facts
 from fusewright.sizes.tensor_type import TensorType
 
 
@@ -84,13 +84,7 @@ def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
 
 def constant_gradients(joint: JointGraph) -> tuple[bool, ...]:
     """For each gradient, whether no tangent reaches it."""
-    aten = torch.ops.aten
-    # they read a tangent's type alone
-    shaped = {
-        aten.zeros_like.default,
-        aten.new_zeros.default,
-        aten.full_like.default,
-    }
+    shaped = {*ZEROS, torch.ops.aten.full_like.default}  # they read a tangent's type alone
     reached = set([node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :])
     for node in joint.graph.nodes:
         if (
@@ -105,8 +99,8 @@ def constant_gradients(joint: JointGraph) -> tuple[bool, ...]:
 _KEEPS_ZERO = frozenset({
     "add", "sub", "neg", "clone", "_to_copy", "sum", "where", "masked_fill", "slice_backward", "select_backward",
     "cat", "stack", "index_put", "scatter", "scatter_add", "index_add", "gather", "index", "index_select", "flip",
-    "constant_pad_nd", "threshold_backward", "embedding_dense_backward", "copy", "full_like", "zeros_like",
-    "new_zeros", "conj_physical", "real", "imag", "complex", "diagonal_backward", "unfold_backward", "repeat", "roll",
+    "constant_pad_nd", "threshold_backward", "embedding_dense_backward", "copy", "full_like",
+    "conj_physical", "real", "imag", "complex", "diagonal_backward", "unfold_backward", "repeat", "roll",
 })  # fmt: skip
 
 
@@ -216,12 +210,11 @@ def _keeps_zero(node: torch.fx.Node) -> bool:
     if name in ("mul", "div"):  # by a finite number
         number = node.args[1]
         return isinstance(number, (int, float)) and math.isfinite(number) and (name == "mul" or number != 0)
-    return name in _KEEPS_ZERO or facts(node.target).is_view
+    return name in _KEEPS_ZERO or node.target in ZEROS or facts(node.target).is_view
 
 
 _ADDED = frozenset({"add", "sub", "masked_fill", "full_like", "constant_pad_nd"})
 _OF_ZERO = frozenset({"mean", "expand", "cumsum", "abs", "sgn", "sign", "tanh", "sin", "relu", "matmul"})
-_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
 def _vanishes(node: torch.fx.Node, reads: dict[torch.fx.Node, frozenset[int]]) -> bool:
@@ -238,7 +231,7 @@ def _vanishes(node: torch.fx.Node, reads: dict[torch.fx.Node, frozenset[int]]) -
         return isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= 0 <= high
     if name in _ADDED and any(numbers[:1] if name in ("add", "sub") else numbers[-1:]):
         return False
-    others = [one for one in node.all_input_nodes if one not in reads and name_of(one) not in _ZEROS]
+    others = [one for one in node.all_input_nodes if one not in reads and one.target not in ZEROS]
     dtypes = [one.meta["type"].dtype for one in others if isinstance(one.meta["type"], TensorType)]
     added = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
     return not added and (name in _OF_ZERO or _keeps_zero(node))

@@ -39,20 +39,25 @@ class Group:
         return tuple(sorted(place for exit in self.exits for place in exit))
 
 
-def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[list[Group], list[Any]]:
-    """The groups, and the nodes that lead to no input, which PyTorch's engine runs all the same.
+_TOGETHER = {"NativeGroupNormBackward0": (1, 2)}
+"""Results of an operator. PyTorch's formula leaves out their gradients unless all of them have one."""
+
+
+def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[list[Group], list[Any], list[Any]]:
+    """The groups; the nodes that lead to no input, which PyTorch's engine runs all the same; and those that compute
+    something else where only some of the outputs have a gradient.
 
     `ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an AccumulateGrad
     node's)."""
     masks: dict[Any, int] = {}
-    parts: dict[Any, dict[int, int]] = {}  # of operators on lists, for each result
+    parts: dict[Any, dict[int, int]] = {}  # for each result of a node
     for place, output in enumerate(outputs):
         _reach(masks, parts, output.grad_fn, output.output_nr, 1 << place)
-    own = {node: [*parts[node].values()] if node in parts else [mask] for node, mask in masks.items()}
+    own = {node: [*parts[node].values()] if _on_lists(node) else [mask] for node, mask in masks.items()}
     roots = sorted(masks, key=lambda root: int(root._sequence_nr()))
     order, reached = _graph(roots, ends)
     for node in order:
-        own_parts = parts.get(node)
+        own_parts = parts[node] if _on_lists(node) else None
         for place, (following, number) in enumerate(node.next_functions):
             if following is not None:
                 mask = masks[node] if own_parts is None else own_parts.get(place % len(node._input_metadata), 0)
@@ -85,16 +90,21 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
     for node in reversed(order):
         if any(following in leading for following, _ in node.next_functions):
             leading.add(node)
-    return made, [node for node in order if node not in leading]
+    together = [[parts[node].get(one) for one in _TOGETHER.get(node.name(), ())] for node in order]
+    uneven = [node for node, masks in zip(order, together) if len({mask for mask in masks if mask}) > 1]
+    return made, [node for node in order if node not in leading], uneven
 
 
 def _reach(masks: dict[Any, int], parts: dict[Any, dict[int, int]], node: Any, number: int, mask: int) -> None:
-    """Adds outputs that come to a node at its result of this number. Each result of an operator on lists has gradients
-    of its own, which go to the elements of its number in each list."""
+    """Adds outputs that come to a node at its result of this number."""
     masks[node] = masks.get(node, 0) | mask
-    if node.name().startswith("Foreach"):
-        held = parts.setdefault(node, {})
-        held[number] = held.get(number, 0) | mask
+    held = parts.setdefault(node, {})
+    held[number] = held.get(number, 0) | mask
+
+
+def _on_lists(node: Any) -> bool:
+    """Whether each result has gradients of its own, which go to the elements of its number in each list."""
+    return bool(node.name().startswith("Foreach"))
 
 
 def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], dict[Any, int]]:

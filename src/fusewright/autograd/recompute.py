@@ -9,30 +9,14 @@ import torch
 import torch.fx
 
 from fusewright.graph.nodes import written
-from fusewright.operators.schema import facts
+from fusewright.graph.passes.clean import escape
+from fusewright.operators.schema import ZEROS, facts
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.tensor_type import TensorType
 
-_VIEW_TAGS = (
-    "view",
-    "expand",
-    "permute",
-    "transpose",
-    "t",
-    "unsqueeze",
-    "squeeze",
-    "slice",
-    "select",
-    "alias",
-    "detach",
-    "as_strided",
-    "_unsafe_view",
-)
-
 CHEAP = frozenset({
     torch.ops.aten.constant_pad_nd.default, torch.ops.aten.full.default, torch.ops.aten.full_like.default,
-    torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.zeros.default,
-    torch.ops.aten.ones.default,
+    torch.ops.aten.ones_like.default, torch.ops.aten.ones.default, *ZEROS,
     torch.ops.aten.scalar_tensor.default, torch.ops.aten.arange.default, torch.ops.aten.arange.start,
     torch.ops.aten.arange.start_step,
 })  # fmt: skip
@@ -41,8 +25,7 @@ CHEAP = frozenset({
 
 def is_view(node: torch.fx.Node) -> bool:
     """Whether the node only renames its input's elements."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name.removeprefix("aten::") in _VIEW_TAGS
+    return node.target is torch.ops.aten._unsafe_view.default or escape.is_view(node)
 
 
 SUMS = frozenset({

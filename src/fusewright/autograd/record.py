@@ -25,7 +25,7 @@ from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.frame import Backward, Rebuilt, ViewCall
 from fusewright.graph.nodes import leaves as leaves_of
 from fusewright.operators.overlap import view_chain
-from fusewright.operators.schema import facts
+from fusewright.operators.schema import ZEROS, facts
 from fusewright.record.applications import content
 from fusewright.record.recorder import GRAD, Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
@@ -104,7 +104,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     tangents = [recorder.tangent(value, f"tangent_{position}") for position, value in wanted]
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
-    groups, lost = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [])
+    groups, lost, uneven = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [], [])
+    if uneven:
+        raise CannotDifferentiate(f"{uneven[0].name()} depends on which of its results have a gradient")
     if lost and (recorder.custom_gradients or not all(map(_computes, lost))):
         raise CannotDifferentiate("a part of the backward that may raise leads to no input")
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
@@ -206,7 +208,7 @@ def _tangents_read(
         operands, filled = [read(one) for one in node.all_input_nodes], name_of(node) in _FILLED
         if filled and any(map(every.intersection, operands)):
             operands = [one for one in operands if one != any_of]
-        zeros = backward and node.target in _ZEROS and not any(operands)
+        zeros = backward and node.target in ZEROS and not any(operands)
         reads[node] = found = any_of if zeros else frozenset().union(*operands)
         for one in leaves_of(written_arguments(node)):
             if isinstance(one, torch.fx.Node):
@@ -217,7 +219,6 @@ def _tangents_read(
     return lambda node: every if -1 in read(node) else read(node)
 
 
-_ZEROS = frozenset({torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default})
 _FILLED = frozenset({
     "cat", "stack", "copy", "scatter", "scatter_add", "index_add", "index_put", "index_copy", "masked_scatter",
     "slice_scatter", "select_scatter", "diagonal_scatter",

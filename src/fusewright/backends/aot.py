@@ -20,7 +20,7 @@ from fusewright.backends.registry import (
     GraphToCompile,
     as_tuple,
     below_autograd,
-    counting_as_eager,
+    by_operators,
     counts_of,
 )
 from fusewright.backends.repeat import repeatable
@@ -83,14 +83,14 @@ def lowered(backend: Backend, to_compile: GraphToCompile) -> Callable[..., Any]:
 def _lowered_half(
     backend: Backend, to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str
 ) -> Callable[..., Any]:
-    run_with_grad_mode(graph)
     if direction != "forward":
-        return below_autograd(to_compile.without_examples().module(graph).forward)
+        return by_operators(to_compile.without_examples(), graph)
+    run_with_grad_mode(graph)
     sizes_as_nodes(graph)
     inputs = tuple(to_compile.real_inputs())
     counts = counts_of(graph)  # a compiler may change the graph
     run = backend.compile(replace(to_compile, graph=graph, example_inputs=inputs, backward=None))
-    return counting_as_eager(below_autograd(run), counts)
+    return below_autograd(run, counts)
 
 
 def _compile_half(
@@ -112,7 +112,7 @@ def _compile_half(
         raise BackendError(
             f"the {direction} compiler given to aot returned {type(compiled).__name__}; it must return a callable"
         )
-    return counting_as_eager(below_autograd(as_tuple(compiled)), counts)
+    return below_autograd(as_tuple(compiled), counts)
 
 
 def _example(kind: Any, env: ShapeEnv | None) -> Any:

@@ -6,28 +6,21 @@ Tests the recorder and the passes apart from loops and code generation.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from fusewright.backends.joint import compile_joint
-from fusewright.backends.registry import Backend, GraphToCompile, below_autograd, counting_as_eager, counts_of
+from fusewright.backends.registry import Backend, GraphToCompile, by_operators
 from fusewright.backends.repeat import repeatable
-from fusewright.base.pytorch import torch
 from fusewright.graph import passes
-from fusewright.graph.grad_mode import run_with_grad_mode
 
 
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
     graph = passes.run(to_compile.graph)  # inputs are written to at its end only
     if to_compile.backward is None:
-        return repeatable(_run(to_compile, graph, "forward"), graph)
-    return repeatable(compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples())), graph)
-
-
-def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
-    run_with_grad_mode(graph)
-    return counting_as_eager(below_autograd(to_compile.module(graph).forward), counts_of(graph))
+        return repeatable(by_operators(to_compile, graph), graph)
+    to_compile = to_compile.without_examples()
+    return repeatable(compile_joint(graph, to_compile, lambda half, _: by_operators(to_compile, half)), graph)
 
 
 BACKEND = Backend("aot_eager", "aten", _compile, follows_autograd=False, trains=True)

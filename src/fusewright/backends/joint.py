@@ -30,7 +30,7 @@ from fusewright.autograd.partition import copied_first, part_of, split
 from fusewright.autograd.reach import nested, taken
 from fusewright.autograd.recompute import elements
 from fusewright.autograd.replay import changes, replay
-from fusewright.backends.registry import GraphToCompile, below_autograd
+from fusewright.backends.registry import GraphToCompile, by_operators
 from fusewright.base.events import FellBack, StageDone
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
@@ -38,7 +38,6 @@ from fusewright.capture.border.looked_up import as_read
 from fusewright.capture.frame import Backward
 from fusewright.graph.builder import env_of
 from fusewright.graph.generators import drawing_devices
-from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.printer import print_graph
 from fusewright.operators.overlap import view_chain
@@ -126,9 +125,7 @@ def _without(
 
     @functools.cache
     def make(missing: frozenset[int]) -> Callable[..., tuple[Any, ...]]:
-        graph = without_branches(backward, tangents, missing)
-        run_with_grad_mode(graph)
-        return below_autograd(to_compile.module(graph).forward)
+        return by_operators(to_compile, without_branches(backward, tangents, missing))
 
     return make
 

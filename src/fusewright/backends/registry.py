@@ -30,6 +30,7 @@ from fusewright.base.records import dataclass, field, replace
 from fusewright.base.rewrites import Rewrites
 from fusewright.capture.frame import Backward
 from fusewright.graph.bound_names import as_module
+from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.record.traced_tensor import cut_off
 from fusewright.sizes.expressions import Expr
 
@@ -293,16 +294,6 @@ def check_arguments(backend: Backend, settings: Settings) -> None:
         raise OptionError(f"backend {backend.name!r} takes no options, got {unknown} (those of capture: {choices})")
 
 
-def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` over recorded ATen operators, run as they were recorded: with autograd and autocast done already."""
-
-    def run(*inputs: Any) -> Any:
-        with torch.no_grad(), torch._C._DisableAutocast():
-            return function(*inputs)
-
-    return run
-
-
 def counts_of(graph: torch.fx.Graph) -> dict[int, int]:
     """How often the versions of inputs grow that a functional graph writes to, where that is not once."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
@@ -310,10 +301,13 @@ def counts_of(graph: torch.fx.Graph) -> dict[int, int]:
     return {place: counts[node] for place, node in enumerate(nodes) if counts.get(node, 1) != 1}
 
 
-def counting_as_eager(run: Callable[..., Any], counts: dict[int, int]) -> Callable[..., Any]:
-    """`run`, after which the versions of these inputs have grown by so much."""
-    if not counts:
-        return run
+def below_autograd(function: Callable[..., Any], counts: dict[int, int]) -> Callable[..., Any]:
+    """`function` over recorded ATen operators, run as they were recorded: with autograd and autocast done already.
+    `counts`: of the graph (`counts_of`, asked before a compiler may change it); versions then grow by so much."""
+
+    def run(*inputs: Any) -> Any:
+        with torch.no_grad(), torch._C._DisableAutocast():
+            return function(*inputs)
 
     def counted(*inputs: Any) -> Any:
         written = {place: inputs[place] for place in counts if not inputs[place].is_inference()}
@@ -322,7 +316,31 @@ def counting_as_eager(run: Callable[..., Any], counts: dict[int, int]) -> Callab
         torch.autograd.graph.increment_version([one for place, one in written.items() for _ in range(counts[place])])
         return results
 
-    return counted
+    return _making_views(counted if counts else run)
+
+
+def _making_views(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose views of its inputs are made in the caller's grad mode, and when all writes are done: autograd asks
+    for both where what they show gets a history later."""
+
+    def attempt(*inputs: Any) -> tuple[Any, ...]:
+        results, made = run(*inputs), {id(one): one for one in inputs}
+        recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        for one in results:
+            if id(one) in made or not isinstance(one, torch.Tensor) or one.is_inference() or not one._is_view():
+                continue
+            if recorded:
+                torch._C._autograd._set_creation_meta(one, torch._C._autograd.CreationMeta.DEFAULT)
+            made[id(one)] = torch.ops.aten.alias.default(one)
+        return tuple([made.get(id(one), one) for one in results])
+
+    return attempt
+
+
+def by_operators(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Callable[..., Any]:
+    """A functional graph (or half of one), run by PyTorch's operators."""
+    run_with_grad_mode(graph)
+    return below_autograd(to_compile.module(graph).forward, counts_of(graph))
 
 
 def as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:

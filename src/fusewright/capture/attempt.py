@@ -277,6 +277,8 @@ class _Attempt:
             if any(computed_from(value) for value in finished.outputs):
                 raise _skipped(broken, "it may ask for the gradient of a tensor that others are computed from")
         check_hooked_results(world, finished.outputs)
+        if world.effects.handle_leaves:
+            raise Retry(custom_gradients=False, gradient_refused="the handle of the hook leaves the function")
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()

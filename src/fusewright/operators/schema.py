@@ -167,6 +167,10 @@ def argument(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
     return kwargs.get(known.arguments[index])
 
 
+ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default})
+"""Operators whose result is zero, whatever they read."""
+
+
 # Operators that write to arguments without saying so in their schema: (written arguments, they are written only if this
 # argument is true).
 HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {

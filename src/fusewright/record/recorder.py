@@ -344,7 +344,7 @@ class Recorder:
         if self.lines.active:
             self.here = self.lines.stack(self.here)
         if known.foreach:  # one operator for each tensor: scheduling finds out what the lists have in common
-            with _RecordingMode(self):
+            with composites.counting_writes(func, args), _RecordingMode(self):
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         drawn = NotImplemented if self.draws is None else draws.record(self.draws, self, func, args, kwargs)
         if drawn is not NotImplemented:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from torch.fx.node import map_arg
 
 from fusewright.backends.joint import compile_joint
-from fusewright.backends.registry import Backend, GraphToCompile, below_autograd
+from fusewright.backends.registry import Backend, GraphToCompile, below_autograd, by_operators, counts_of
 from fusewright.backends.repeat import repeatable
 from fusewright.backends.xla.rows import ROWS
 from fusewright.backends.xla.table import DTYPES, FailedRow, NoRow, Values, is_half
@@ -25,7 +25,6 @@ from fusewright.base.errors import BackendError, InternalErrorWarning, RuntimeFa
 from fusewright.base.events import FellBack
 from fusewright.base.pytorch import torch
 from fusewright.graph import passes
-from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.nodes import written
 from fusewright.operators.spmd import LEAVE
 from fusewright.sizes.tensor_type import TensorType
@@ -52,9 +51,8 @@ def compile_by(graph: torch.fx.Graph, to_compile: GraphToCompile, make: Make) ->
 def _half(make: Make, to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     program = _program(make, to_compile, graph, direction)
     if program is not None:
-        return below_autograd(program.run)
-    run_with_grad_mode(graph)
-    return below_autograd(to_compile.module(graph).forward)
+        return below_autograd(program.run, counts_of(graph))
+    return by_operators(to_compile, graph)
 
 
 def _program(make: Make, to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Program | None:
@@ -301,7 +299,7 @@ class Texts:
                 self.texts.append(lowered.compile().as_text())
             else:
                 self.texts.append(lowered.as_text(self.kind))
-        return below_autograd(program.run)
+        return below_autograd(program.run, counts_of(graph))
 
 
 BACKEND = Backend("xla", "aten", _compile, follows_autograd=False, trains=True, dynamic=False)

@@ -27,20 +27,13 @@ from fusewright.capture.guards import Guard
 from fusewright.capture.guards.check import storages_are_apart
 from fusewright.capture.guards.sources import Constant, InstanceDict, Item, Local, Source
 from fusewright.operators.overlap import view_chain
-from fusewright.operators.schema import facts, list_of_views
+from fusewright.operators.schema import HIDDEN_WRITES, facts, list_of_views, written_by
 from fusewright.record.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Outside, World
 
 aten = torch.ops.aten
-
-# Operators that write without their schema saying so: (arguments written, argument that must be true for it).
-_UNDECLARED_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
-    aten.native_batch_norm.default: ((3, 4), 5),
-    aten.cudnn_batch_norm.default: ((3, 4), 5),
-    aten.miopen_batch_norm.default: ((3, 4), 5),
-}
 
 
 def alias_guards(world: World) -> list[Guard]:
@@ -226,6 +219,20 @@ def detached_view(output: torch.Tensor) -> torch.Tensor:
 DETACHES = (torch.detach, detached_view)
 
 
+_NO_VERSION = (1 << 31) - 1
+"""No tensor is written to so often."""
+
+
+def older(view: torch.Tensor) -> torch.Tensor:
+    """The view as one that was made before the last write to what it shows: at another version."""
+    version, counted = view._version, (view,)
+    torch._C._autograd._unsafe_set_version_counter(counted, (_NO_VERSION,))
+    try:
+        return aten.alias.default(view)  # type: ignore[no-any-return]
+    finally:
+        torch._C._autograd._unsafe_set_version_counter(counted, (version,))
+
+
 def hidden(view: torch.Tensor) -> torch.Tensor:
     """A view that is an error to use where it would need a history, as one that was made under `no_grad` is."""
     before = torch.is_grad_enabled()
@@ -283,18 +290,14 @@ def _memory_of(node: torch.fx.Node, origin: dict[torch.fx.Node, list[torch.fx.No
 
 
 def _may_write(target: object) -> bool:
-    return isinstance(target, OpOverload) and bool(facts(target).written or target in _UNDECLARED_WRITES)
+    return isinstance(target, OpOverload) and bool(facts(target).written or target in HIDDEN_WRITES)
 
 
 def written_arguments(node: torch.fx.Node) -> list[Any]:
     """What an operator writes to: argument values of its node."""
     if not isinstance(node.target, OpOverload):
         return []
-    undeclared = _UNDECLARED_WRITES.get(node.target)
-    if undeclared is not None:
-        places, condition = undeclared
-        return [_argument(node, place) for place in places] if _argument(node, condition) else []
-    return [_argument(node, place) for place in facts(node.target).written]
+    return [_argument(node, place) for place in written_by(node.target, node.args)]
 
 
 def _argument(node: torch.fx.Node, place: int) -> Any:

@@ -206,8 +206,13 @@ Getter = Callable[[Border, Any, str], Any]
 
 
 def _getattr_handle(world: Border, obj: RemovableHandle, name: str) -> Any:
-    if registration(obj) is not None and not isinstance(vars(RemovableHandle).get(name), types.FunctionType):
+    """The number of one that the frame made is known to its `remove` alone: each registration takes another."""
+    method = isinstance(vars(RemovableHandle).get(name), types.FunctionType)
+    if registration(obj) is not None and not method:
         raise GraphBreak("autograd-call", f"{name} of the handle of a hook that is registered at the end")
+    frame = world.tracer.frame
+    if name == "id" and world.outside(obj) is None and (frame is None or frame.function is not RemovableHandle.remove):
+        raise GraphBreak("autograd-call", "id of the handle of a hook that is registered inside")
     return objects.getattr_object(world, obj, name)
 
 

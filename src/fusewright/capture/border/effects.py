@@ -114,6 +114,8 @@ class Effects:
     data: list[tuple[Any, int]] = field(default_factory=list)  # whose `data` is replaced, and its version then
     hooked: dict[int, tuple[Any, int]] = field(default_factory=dict)  # outside tensors with new hooks; version then
     hooked_results: list[HookedResult] = field(default_factory=list)
+    removed_inside: int = 0  # how many hooks that the graph has inside were removed
+    handle_leaves: bool = False  # of a hook that the graph has inside: who gets it may remove the hook
     gradients_asked: int = 0  # how many of those there were when the engine was called last
 
     def store_slot(self, target: object, name: str, value: object) -> None:

@@ -147,7 +147,7 @@ def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
     it."""
     world = tracer.world
     writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
-    found: list[object] = [len(world.effects.calls)]
+    found: list[object] = [len(world.effects.calls), world.effects.removed_inside]
     seen: set[int] = set()
     pending = [*continuation.values, *_written_values(world, writes)]
     while pending:
@@ -521,18 +521,18 @@ class Code:
     def _known_to_autograd(self, value: Any, text: str) -> str:
         """An output as the view that autograd took it for when the program made it."""
         made: Any = aliasing.to_autograd(value, True, self.world.state.grad_enabled)
-        detached, older = made in aliasing.DETACHES, id(value) in self.older
+        detached, older = made in aliasing.DETACHES, id(value) in self.older and value.viewed is not None
         whole = aliasing.whole_of(value, self.alive) if detached else None
         if whole is not None:
             return self.start(value, f"{self.bind('part', aliasing.part)}({self.expression(whole)}, {text})")
         if made is None and self.older and not older and value.viewed is not None and not value.requires_grad:
             if aliasing.root_of(value) in self.older.values():
                 made = torch.ops.aten.alias.default
-        if made is not None or older:
-            text = self.start(value, f"{self.bind('view', made)}({text})" if made is not None else text)
+        if made is not None:
+            text = f"{self.bind('view', made)}({text})"
         if older and not detached:
-            self.lines.append(f"{self.bind('increment', torch.autograd.graph.increment_version)}({text})")
-        return text
+            text = f"{self.bind('older', aliasing.older)}({text})"
+        return self.start(value, text) if made is not None or older else text
 
     def _recast(self, value: Any) -> str:
         """A view under another dtype as a call behind the graph, whose memory it shares with what it is a view of; ""

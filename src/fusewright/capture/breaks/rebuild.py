@@ -490,6 +490,7 @@ def _build_proxy(code: Code, value: types.MappingProxyType[Any, Any]) -> str:
 def _build_handle(code: Code, value: RemovableHandle) -> str:
     made = registration(value)
     if made is None:
+        code.world.effects.handle_leaves = True
         return build_object(code, value)
     function, tensor, hook = made
     own = type(hook) is types.FunctionType and code.world.outside(hook) is None

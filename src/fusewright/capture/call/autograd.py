@@ -346,7 +346,7 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         return tracer.world.effects.register(register_hook, tensor, hook)
     if not tracer.assumptions.custom_gradients:
         with _asking(tracer, [tensor]):
-            _refuse("Tensor.register_hook() of a hook with effects beyond its result")
+            _refuse(f"Tensor.register_hook(): {tracer.assumptions.gradient_refused}")
     at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
         called, last = _called(tracer, hook), next(iter(reversed(tracer.recorder.graph.nodes)))
@@ -390,6 +390,7 @@ def _remove_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     effects = tracer.world.effects
     if registration(handle) is None:
         record = tracer.world.outside(handle)
+        effects.removed_inside += record is None
         later = (hooks for tensor, _ in effects.hooked.values() for hooks in _hooks_of(tracer.world, tensor))
         if record is None or all(hooks is not record.real.hooks_dict_ref() for hooks in later):
             return tracer.inline(RemovableHandle.remove, args, kwargs)  # type: ignore[arg-type]

@@ -106,9 +106,16 @@ def _operator(
             update(run, values, step, options)
             for name, value in values.items():
                 if value is not before[name]:
-                    run(aten.copy_.default, tensors[name], value)
+                    run(aten.copy_.default, uncounted(recorder, tensors[name]), value)
 
     return record
+
+
+def uncounted(recorder: Recorder, tensor: Any) -> Any:
+    """What a kernel writes to that counts no write: the tensor, as `data` gives it."""
+    shown = recorder.dispatch(aten.detach.default, (tensor,), {})
+    shown.node.meta["data"] = True  # type: ignore[attr-defined]
+    return shown
 
 
 def _widened(recorder: Recorder, tensor: Any) -> Any:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright.operators.decompositions.fused_optimizers import uncounted
+
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
 
@@ -28,6 +30,6 @@ def check_and_unscale(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[st
             aten.reshape.default, (run(aten._to_copy.default, (bad,), {"dtype": found.dtype}), list(found.shape)), {}
         )
         worst = run(aten.maximum.default, (worst, bad), {})
-        run(aten.mul_.Tensor, (tensor, inverse), {})
+        run(aten.mul_.Tensor, (uncounted(recorder, tensor), inverse), {})
     if worst is not found:
-        run(aten.copy_.default, (found, worst), {})
+        run(aten.copy_.default, (uncounted(recorder, found), worst), {})

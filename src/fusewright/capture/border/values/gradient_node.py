@@ -51,7 +51,7 @@ class GradientNode:
     def _register(self, register: Callable[..., Any], hook: Callable[..., Any]) -> Any:
         tracer, recorder = self.world.tracer, self.world.recorder
         if not tracer.assumptions.custom_gradients:
-            raise GraphBreak("autograd-call", "a hook on an autograd node, with effects beyond its result")
+            raise GraphBreak("autograd-call", f"a hook on an autograd node: {tracer.assumptions.gradient_refused}")
         recorder.user_code += 1
         recorder.user_gradients = None
         self.node.metadata["hooked"] = True

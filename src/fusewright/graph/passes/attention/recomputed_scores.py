@@ -20,8 +20,8 @@ import torch.fx
 
 from fusewright.base.records import dataclass
 from fusewright.graph.builder import Builder
+from fusewright.graph.passes.clean.escape import is_view
 from fusewright.graph.passes.context import PassContext
-from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -72,10 +72,6 @@ def _kind(node: Node) -> TensorType:
 def _is_pointwise(node: Node) -> bool:
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and facts(node.target).is_view
 
 
 def _is_matrix_view(node: Node) -> bool:
@@ -177,7 +173,7 @@ def _again(scores: object) -> list[Node]:
         if not isinstance(node, Node) or node in found or node.op != "call_function":
             continue
         is_product = node.target is aten.bmm.default
-        if node.target in _COPIES or _is_view(node) or (not is_operand and (is_product or _is_plain(node))):
+        if node.target in _COPIES or is_view(node) or (not is_operand and (is_product or _is_plain(node))):
             found[node] = None
             pending.extend((one, is_operand or is_product) for one in node.all_input_nodes)
     return list(found)

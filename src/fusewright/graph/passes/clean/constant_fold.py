@@ -20,6 +20,7 @@ from fusewright.graph.known_values import NUMBER
 from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.rules.common import holds
+from fusewright.operators.schema import ZEROS
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, same_strides
 
@@ -37,7 +38,7 @@ _FILLS: dict[OpOverload, Callable[[torch.fx.Node], object]] = {
     aten.full_like.default: _given(1),
     aten.new_full.default: _given(2),
     aten.scalar_tensor.default: _given(0),
-    **{op: lambda node: 0 for op in (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)},
+    **{op: lambda node: 0 for op in ZEROS},
     **{op: lambda node: 1 for op in (aten.ones.default, aten.ones_like.default, aten.new_ones.default)},
 }
 
