@@ -172,7 +172,7 @@ try:
     $B
     raise KeyError($z) from ValueError($i)
 except (KeyError, TypeError) as $0:
-    LOG.append((repr($0.__cause__), traceback.format_exception_only($0), sys.exc_info()[0].__name__, len(traceback.extract_tb($0.__traceback__))))
+    LOG.append((repr($0.__cause__), traceback.format_exception_only($0), sys.exc_info()[0].__name__, traceback.extract_tb($0.__traceback__)[0].lineno))
 LOG.append(sys.exc_info())
 --
 $0 = weakref.ref($O := S($i))
