@@ -178,7 +178,7 @@ def with_all_steps(norm):
         return result
     return type(norm.__name__, (norm,), {"forward": with_all_steps(norm.forward)}) if isinstance(norm, type) else of_all
 """
-CHANGES = r"hooked\(|register_\w*hook|functional_call|delattr\(|requires_grad_\("
+CHANGES = r"hooked\(|sdpa_kernel\(|register_\w*hook|functional_call|delattr\(|requires_grad_\("
 
 
 class _ByName(ast.NodeTransformer):

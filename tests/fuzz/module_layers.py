@@ -426,6 +426,103 @@ INPUTS = {
     "j": "torch.nested.as_nested_tensor([made((n + 1, 4), f32, $s + n) for n in range(1 + $b)], layout=torch.jagged)",
 }
 
+# What a compiled function does around the module.
+BODIES = tuple(body.strip("\n") for body in """
+try: return m(x)
+finally: LOG.append(m.training)
+--
+with hooked(m.register_forward_hook(lambda k, a, r: LOG.append(len(a)))): return m(x)
+--
+m.eval()
+try: return m(x)
+finally: m.train()
+--
+for one in m.children(): LOG.append(type(one).__name__)
+return m(x), sum(q.numel() for q in m.parameters())
+--
+state = {k: v.clone() for k, v in m.state_dict().items()}
+r = m(x)
+m.load_state_dict(state)
+return r
+--
+clone = copy.deepcopy(m)
+return clone(x), [q is p for q, p in zip(clone.parameters(), m.parameters())]
+--
+with torch.random.fork_rng(devices=[]):
+    torch.manual_seed(1)
+    r = m(x)
+return r, torch.rand(2)
+--
+state = torch.get_rng_state()
+r = m(x)
+torch.set_rng_state(state)
+return r, m(x)
+--
+torch.manual_seed(3)
+return m(x)
+--
+with torch.autocast('cpu', torch.bfloat16):
+    with torch.autocast('cpu', enabled=False): r = m(x)
+    return r, m(x)
+--
+opt = torch.optim.SGD(m.parameters(), lr=0.125)
+first(m(x)).sum().backward()
+opt.step()
+opt.zero_grad()
+return m(x)
+--
+for q in m.parameters(): q.requires_grad_(not q.requires_grad)
+return m(x)
+--
+r = m(x)
+return r, [q.grad for q in m.parameters()], sum(q.sum() for q in m.parameters())
+--
+with torch.set_grad_enabled(not m.training): return m(x)
+--
+m.l0, held = nn.Identity(), m.l0
+try: return m(x)
+finally: m.l0 = held
+--
+with torch.inference_mode(): r = m(x)
+return r, m(x)
+--
+return checkpoint(m, x, use_reentrant=False)
+--
+r = [m(x) for _ in range(2)]
+m.calls = m.calls + 1
+m.factor = m.factor * 0.5
+return r, m(x)
+--
+with torch.no_grad():
+    for q in m.parameters(): q.mul_(0.5)
+return m(x)
+--
+held = [(n, q.detach().clone()) for n, q in m.named_parameters()]
+r = m(x)
+with torch.no_grad():
+    for n, q in held: m.get_parameter(n).copy_(q * 0.5)
+return r, m(x)
+--
+for n, one in [*m.named_children()]:
+    if isinstance(one, nn.Linear): setattr(m, n, Residual(one))
+return m(x)
+--
+out = {}
+hooks = [one.register_forward_hook(lambda k, a, r, n=n: out.__setitem__(n, first(r))) for n, one in m.named_children()]
+r = m(x)
+for hook in hooks: hook.remove()
+return r, out
+--
+r = m(x)
+g = torch.autograd.grad(first(r).sum(), [q for q in m.parameters() if q.requires_grad], retain_graph=True, allow_unused=True)
+return r, g
+--
+fusewright.graph_break()
+r = m(x)
+print(m.calls)
+return r, m(x)
+""".split("\n--\n"))
+
 # What happens to a whole module between calls.
 CHANGES = """
 m.eval() | m.train() | m.requires_grad_(False) | m.requires_grad_(True) | m.zero_grad() | m.zero_grad(set_to_none=False) | m.to(torch.float64) | m.to(torch.float32) | m.bfloat16() | m.float() | m.double() | m.half()
@@ -439,6 +536,10 @@ m.factor = $V | m.factor = torch.full((4,), 0.5) | m.factor = nn.Parameter(torch
 other = copy.deepcopy(m) | m.load_state_dict(other.state_dict()) | LOG.append([*map(torch.equal, m.parameters(), other.parameters())]) | other = copy.copy(m) | LOG.append(repr(m)) | m.forward = lambda x, flag=None: x * 2 | vars(m).pop('forward', 0) | m.to_empty(device='cpu'); fixed(m) | LOG.append(str(m.state_dict().keys()))
 q = [one for one in m.buffers() if one.is_floating_point()]; q and q[0].fill_(0.5) | q = [*m.buffers()]; q and q[-1].zero_() | torch.utils.swap_tensors(p, nn.Parameter(p.detach() * 2)) | m._apply(lambda t: t.clone()) | m.train(not m.training) | [one.train(False) for one in m.children()]
 next(m.children()).register_forward_hook(lambda k, a, r: None) | [one.reset_parameters() for one in m.modules() if hasattr(one, 'reset_parameters')]; fixed(m) | Net.factor = 3.0 | Net.forward.__defaults__ = (2.0,) | Net.marked = True
+run = copy.deepcopy(run) | run.eval() | run.train() | run.load_state_dict(S[-1]) | LOG.append([*run.state_dict()]) | LOG.append(len([*run.named_modules()])) | run.requires_grad_(False) | run.factor = 3.0 | run.zero_grad() | run.double() | fusewright.reset() | m.set_submodule('l0', nn.Identity()) | run.l0 = nn.Identity()
+m.register_parameter('late', nn.Parameter(torch.ones(1))) | m.register_module('later', nn.ReLU()) | m._parameters.clear() | m._buffers.clear() | m.half().float() | m.forward = types.MethodType(Net.forward, m) | m.__class__ = type('Net2', (Net,), {}) | H.append(m.register_load_state_dict_post_hook(lambda k, keys: LOG.append(len(keys.missing_keys))))
+H.append(m.register_state_dict_post_hook(lambda k, state, prefix, meta: LOG.append(len(state)))) | o, n = owner(m, $k); setattr(o, n, p) | [setattr(one, 'training', not one.training) for one in m.modules()] | Net.__call__ = lambda self, *a, **k: nn.Module.__call__(self, *a, **k) | del Net.__call__ | Net.__getattr__ = nn.Module.__getattr__ | del Net.__getattr__
+Net.forward = lambda self, x, flag=None: self.l0(x) | Net.forward = torch.no_grad()(Net.forward) | m.l0 = compiled(m.l0) | m.l0.forward = functools.partial(type(m.l0).forward, m.l0) | torch.nn.init.orthogonal_(p) | m.l0, m.l1 = m.l1, m.l0 | m._modules.move_to_end('l0') | m.requires_grad_(False); m.l0.requires_grad_(True) | vars(m)['l0'] = nn.Identity() | vars(m).pop('l0')
 """
 MODULE_HOOKS = tuple(change.replace("$M", "m") for change in OF_HOOKS)
 # Around a call, in a step.

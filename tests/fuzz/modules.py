@@ -81,6 +81,16 @@ WAYS = (
     ("run = copy.deepcopy(compiled(m))", "run(x)"),
     ("run = nn.Sequential(compiled(m), nn.Identity())", "run(x)"),
     ("run = compiled(m); H.append(run.register_forward_hook(lambda k, a, r: LOG.append(k is m)))", "run(x)"),
+    *((f"def program(x):\n{indent(body, 4)}", "program(x)") for body in tables.BODIES),
+    ("program = torch.no_grad()(m)", "program(x)"),
+    ("@torch.inference_mode()\ndef program(x): return m(x)", "program(x)"),
+    ("program = torch.autocast('cpu', torch.bfloat16)(m.forward)", "program(x)"),
+    ("program = torch.enable_grad()(lambda x: m(x))", "program(x)"),
+    ("program = functools.lru_cache(1)(lambda flag: functools.partial(m, flag=flag))($V)", "program(x)"),
+    ("class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        object.__setattr__(self, 'held', m)\n    def forward(self, *a, **k): return self.held(*a, **k)\nrun = compiled(Model())", "run(x)"),
+    ("run = nn.ModuleDict({'a': compiled(m), 'b': nn.Identity()})", "run['a'](x)"),
+    ("run = compiled(m).eval()", "run(x)"),
+    ("run = compiled(compiled(m))", "run(x)"),
 )
 # What a training step compiles: itself, or a part. $F: the forward, $S: the whole step.
 TRAINING = (
@@ -345,7 +355,7 @@ def _in_no_grad(change: str) -> str:
     return f"with torch.no_grad(): {change}" if re.search(r"\w_\(", change) and "\n" not in change and not re.search(r"hook|requires_grad_|lambda", change) else change
 
 
-NAMES = ("x", "y", "m", "p", "o", "n", "q", "opt", "other")
+NAMES = ("x", "y", "m", "p", "o", "n", "q", "opt", "other", "run")
 
 
 def _step(name: str, lines: list[str]) -> str:

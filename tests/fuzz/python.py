@@ -14,6 +14,7 @@ import re
 from fusewright.base.records import dataclass, field
 from tests.fuzz.python_classes import BETWEEN, CLASS_HEADS, HELPERS, MEMBERS
 from tests.fuzz.python_expressions import EXPRESSIONS, LITERALS
+from tests.fuzz.python_forms import FORMS
 from tests.fuzz.python_statements import STATEMENTS
 from tests.fuzz.session import errors_of
 
@@ -92,7 +93,7 @@ class Writer:
 
     def statement(self, scope: Scope, depth: int) -> list[str]:
         """Lines of one statement; the names that it binds are in the scope afterwards."""
-        groups = [group for group in STATEMENTS if depth < DEEPEST_BLOCK or not group.blocks]
+        groups = [group for group in (*STATEMENTS, *FORMS) if depth < DEEPEST_BLOCK or not group.blocks]
         group = self.rng.choices(groups, [group.weight for group in groups])[0]
         row = self.rng.choice(group.rows)
         if not self.in_loop and re.search(r"\b(break|continue)\b", row) and "for " not in row and "while " not in row:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from tests.fuzz.python_expressions import rows, texts
 
 PRELUDE = '''
-import collections, contextlib, copy, dataclasses, enum, functools, heapq, itertools, operator, types
+import abc, bisect, collections, contextlib, copy, dataclasses, enum, fractions, functools, heapq, inspect, itertools, json, math, operator, re
+import string, struct, sys, textwrap, traceback, types, typing, warnings, weakref
 P = collections.namedtuple("P", "x y", defaults=(0,))
 @dataclasses.dataclass(order=True)
 class R:
+    """Has a docstring, for which `dataclass` would read the signature."""
     a: int = 0
     b: list = dataclasses.field(default_factory=list)
 class Shade(enum.Enum):
@@ -16,6 +18,70 @@ class Shade(enum.Enum):
     BLUE = 2
     @classmethod
     def _missing_(cls, value): return tick(cls.RED)
+class Bits(enum.Flag):
+    ONE = enum.auto()
+    TWO = enum.auto()
+    BOTH = ONE | TWO
+class Rank(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Z:
+    """Frozen."""
+    v: int = 0
+    w: object = dataclasses.field(default=None, compare=False)
+    twice: int = dataclasses.field(init=False, default=0)
+    def __post_init__(self): object.__setattr__(self, "twice", self.v * 2)
+class Meta(type):
+    made = 0
+    def __call__(cls, *args):
+        cls.made += 1
+        return super().__call__(*args)
+    def __instancecheck__(cls, one): return isinstance(one, int) or super().__instancecheck__(one)
+    def __len__(cls): return 3
+    def __getitem__(cls, key): return cls.__name__, key
+class M(metaclass=Meta):
+    only = None
+    def __new__(cls, *args):
+        if cls.only is None: cls.only = super().__new__(cls)
+        return cls.only
+    def __init__(self, v=0): self.v = v
+    def __repr__(self): return "M"
+@functools.total_ordering
+class Ordered:
+    def __init__(self, v=0): self.v = v
+    def __eq__(self, other): return self.v == getattr(other, "v", other)
+    def __lt__(self, other): return self.v < getattr(other, "v", other)
+    __hash__ = None
+    half = functools.partialmethod(lambda self, by, more=0: (self.v, by, more), 2)
+    def __class_getitem__(cls, key): return key
+    def __repr__(self): return "Ordered"
+@functools.singledispatch
+def kind_of(v): return "any"
+@kind_of.register
+def _(v: int): return "int", v
+@kind_of.register(list)
+@kind_of.register(tuple)
+def _(v): return [kind_of(one) for one in v][:3]
+class Turn:
+    def __init__(self, v): self.v = v
+    def __await__(self):
+        got = yield self.v
+        return got if got is not None else self.v
+    async def __aenter__(self): return await self
+    async def __aexit__(self, kind, error, back): LOG.append(kind and kind.__name__)
+    def __aiter__(self): return self
+    async def __anext__(self):
+        self.v -= 1
+        if self.v < 0: raise StopAsyncIteration
+        return self.v
+def drive(coroutine, most=6):
+    said = []
+    try:
+        for _ in range(most): said.append(coroutine.send(None))
+    except StopIteration as end: return said, end.value
+    finally: coroutine.close()
+    return said
 class Field:
     def __init__(self, first=0): self.first = first
     def __set_name__(self, owner, name): self.name = "_" + name

@@ -43,7 +43,7 @@ import fusewright
 from fusewright.base.events import STREAM, Captured, Event, FellBack, InternalError
 from fusewright.base.records import dataclass, field, replace
 from fusewright.operators.schema import facts
-from tests.fuzz import module_layers, state
+from tests.fuzz import module_layers, state, tensor_libraries
 from tests.fuzz.compare import EXACTLY, Begun, Leaf, difference, flatten
 from tests.fuzz.deviations import DEVIATIONS, IN_BACKWARD, IN_GRADIENTS_OF_GRADIENTS, Deviation
 from tests.fuzz.python_classes import PRELUDE
@@ -160,6 +160,7 @@ class World:
             "caught": caught,
             "in_eager": not self.compiled,  # for what deviations add
             **FUNCTIONS,
+            **tensor_libraries.NAMES,
             **dtypes,
         }
 

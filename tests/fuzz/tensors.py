@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fusewright.base.records import dataclass, field
+from tests.fuzz import tensor_libraries as libraries
 from tests.fuzz.session import World
 
 ROUNDED = 99  # the level of a value that eager has rounded; others count how many factors it has
@@ -42,7 +43,7 @@ torch.where({m}, {a}, {b}) | torch.where({m}, {a}, {s}) | {a}.masked_fill({m}, {
 {a}.sum() | {a}.sum({d}) | {a}.sum({d}, keepdim=True) | {a}.sum((0, -1)) | {a}.cumsum({d}) | {a}.amax({d}) | {a}.amin({d})
 {a}.max() | {a}.min({d})[0] | {a}.max({d}, keepdim=True)[0] | {a}.aminmax()[1] | {a}.cummax({d})[0]
 {a}.index_select({d}, torch.tensor([0, {k}])) | {a}[torch.tensor([0, {k}, 0])] | {a}[..., torch.tensor([{k}])]
-{a}.gather({d}, torch.zeros_like({a}, dtype=torch.int64)) | torch.take_along_dim({a}, {a}.argsort({d}, stable=True), {d})
+{a}.gather({d}, torch.zeros_like({a}, dtype=torch.int64)) | torch.take_along_dim({a}, {a}.argsort(dim={d}, stable=True), {d})
 {a}.scatter({d}, torch.zeros_like({a}, dtype=torch.int64), {s}) | {a}.scatter_add({d}, torch.zeros_like({b}, dtype=torch.int64), {b})
 {a}.index_add({d}, torch.tensor([0, {k}]), {a}.narrow({d}, 0, 2)) | {a}.index_fill({d}, torch.tensor([{k}]), {s})
 {a}.index_put((torch.tensor([0, {k}]),), {b}, accumulate=True) | {a}.index_copy({d}, torch.tensor([{k}]), {a}.narrow({d}, 0, 1))
@@ -84,7 +85,7 @@ F.adaptive_max_pool1d({f}, 2) * 0.3 | F.avg_pool1d({f}, 2, 1, 1) | torch.addcdiv
 JUMPS = """
 {a} > {b} | {a} <= {s} | {a} == {b} | {a} != 0 | {a}.isnan() | {a}.isfinite() | {f}.floor() | {f}.round() | {f}.trunc() | {a}.sign()
 {f}.frac() | {a} // 2 | {a} % 3 | torch.remainder({a}, {b}) | torch.floor_divide({a}, {b}) | {a}.fmod(2) | torch.heaviside({f}, {g})
-{a}.argmax({d}) | {a}.argmin() | {a}.sort({d}, stable=True)[0] | {a}.argsort({d}, stable=True) | {a}.topk({k}, {d})[0] | {a}.kthvalue({k}, {d})[0]
+{a}.argmax({d}) | {a}.argmin() | {a}.sort(dim={d}, stable=True)[0] | {a}.argsort(dim={d}, stable=True) | {a}.topk({k}, {d})[0] | {a}.kthvalue({k}, {d})[0]
 {a}.max({d})[1] | {a}.median() | {a}.any({d}) | {a}.all() | {a}.count_nonzero({d}) | {a}.to(torch.int64) | {a}.to(torch.bool)
 {a}.to(torch.int32) & 7 | {i} << 1 | ~{i} | {i} ^ 3 | torch.bucketize({f}, torch.tensor([-1.0, 0.0, 2.0])) | {a}.signbit()
 torch.searchsorted({a}.sort(-1)[0], {a}) | {a}.isclose({b}) | torch.equal({a}, {b}) | {a}.unique() | {a}.nonzero() | {a}[{m}] | {a}.masked_select({m})
@@ -165,6 +166,9 @@ TABLES = [
     ("jump", _rows(FACTS), 1),
     ("write", _rows(WRITES), 2),
     ("statement", _rows(STATEMENTS), 1),
+    ("round", _rows(libraries.LIBRARIES), 3),
+    ("product", _rows(libraries.OWN), 3),
+    ("jump", _rows(libraries.JUMPS), 1),
 ]
 
 
@@ -356,6 +360,12 @@ AROUND = (
     "with torch.autograd.graph.save_on_cpu()",
     "with torch.set_grad_enabled(STATE.dim() > 0)",
     "with torch.device('cpu')",
+    "with torch.autocast('cpu', torch.float16)",
+    "with torch.autocast('cpu', torch.bfloat16), torch.autocast('cpu', enabled=False)",
+    "with torch.no_grad(), torch.enable_grad()",
+    "with torch.autograd.set_multithreading_enabled(False)",
+    "with torch.autograd.graph.disable_saved_tensors_hooks('no')",
+    "with torch._C.DisableTorchFunctionSubclass()",
 )
 MODES = ("", "", "", "", "with torch.no_grad(): ", "with torch.inference_mode(): ")
 

@@ -236,6 +236,8 @@ OF_ONE_TENSOR: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bools at most": lambda x: aten.clamp_max.default(x > 0, 2), "integers hardtanh": lambda x: aten.hardtanh.default(x.long()),
     "complex pow": lambda x: x.to(torch.complex64) ** 2, "masked_fill": lambda x: x.to(torch.complex64).masked_fill(x > 0.5, 1j),
     "shift": lambda x: aten.bitwise_left_shift.Tensor_Scalar(x.long(), 2), "copysign": lambda x: aten.copysign.Scalar(x, 2.0),
+    "normal of deviations": lambda x: torch.normal(1.0, x.abs()), "normal of means": lambda x: torch.normal(x, 1.0), "poisson": lambda x: torch.poisson(x.abs()),
+    "gamma": lambda x: torch._standard_gamma(x.abs() + 1), "dirichlet": lambda x: torch._sample_dirichlet(x.abs() + 1), "binomial": lambda x: torch.binomial(x.abs().ceil(), x * 0),
 }  # fmt: skip
 
 

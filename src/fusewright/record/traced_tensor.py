@@ -217,7 +217,9 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def with_history(traced: TracedTensor) -> TracedTensor:
-    """Another tensor for the input `traced`, which as a real tensor requires a gradient and is no leaf."""
+    """A tensor for the input `traced`, which as a real tensor requires a gradient and is no leaf."""
+    if not is_leaf(traced):
+        return traced
     node, type_ = traced.node, replace(traced.tensor_type, requires_grad=True)
     with torch.inference_mode(False), torch.enable_grad():
         leaf = make_traced(traced.recorder, node, type_, requires_grad=True)  # type: ignore[arg-type]

@@ -317,3 +317,26 @@ def test_what_leaves_as_it_is_holds_the_number_of_its_call(name: str, dynamic: b
     for n in (2, 3, 4, 5, 20):
         assert compiled(n) == program(n)
         assert repr(compiled(n)) == repr(program(n))
+
+
+TWO = 2
+IDENTITY: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "a constant": lambda x, n: (n is TWO, n is not TWO, operator.is_(n, 3), operator.is_not(n, 300)),
+    "none of the kind": lambda x, n: (n is None, n is True, n is x, n is float(TWO)),
+    "itself": lambda x, n: (n is n, [n][0] is n, n + 0 is n, n + 1 is n),
+    "a size": lambda x, n: (x.shape[0] is n, x.shape[0] is x.size(0), len(x) is x.shape[0], x.numel() is x.shape[0]),
+    "elements": lambda x, n: ([v for v in (1, 2, 3) if v is n], {a: b for a in [2, 300] for b in [n] if a is not b}),
+    "negative": lambda x, n: (-n is -TWO, -n - 4 is -3 - TWO, n - n is TWO - 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", IDENTITY)
+def test_small_ints_are_one_object_each(name: str, dynamic: bool | None) -> None:
+    def program(x: torch.Tensor, n: int) -> Any:
+        return IDENTITY[name](x, n), x * n
+
+    compiled = fusewright.compile(program, backend="eager", dynamic=dynamic)
+    for n in (3, 2, 5, 2, 1):
+        for size in (n, 4):
+            assert compiled(torch.ones(size), n)[0] == program(torch.ones(size), n)[0]

@@ -880,3 +880,35 @@ def test_a_second_derivative_through_a_wrapper_is_refused() -> None:
     with pytest.raises(RuntimeError):
         (gradient,) = torch.autograd.grad(result, p, create_graph=True)
         gradient.sum().backward()
+
+
+def _jagged(values: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
+
+
+OF_JAGGED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "values": lambda one: one.values(), "product": lambda one: (one * 2).values(), "both": lambda one: (one.values() * 3, (one + 1).values()),
+    "written": lambda one: (one.values() * 1).mul_(2), "sum": lambda one: one.sum(), "itself": lambda one: (one, one.values())[1],
+}  # fmt: skip
+WHOSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a leaf's": _jagged, "computed": lambda x: _jagged(x * 3), "a view's": lambda x: _jagged(x[:]),
+    "of a list": lambda x: torch.nested.as_nested_tensor([x[:1], x[1:]], layout=torch.jagged),
+    "a computed one's": lambda x: _jagged(x) * 2, "detached": lambda x: _jagged(x.detach()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("whose", WHOSE)
+@pytest.mark.parametrize("name", OF_JAGGED)
+def test_a_jagged_tensor_that_has_a_history(name: str, whose: str, backend: str) -> None:
+    compiled = fusewright.compile(OF_JAGGED[name], backend=backend)
+    for _ in range(2):
+        found = []
+        for function in (OF_JAGGED[name], compiled):
+            x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+            results = tree_leaves(function(WHOSE[whose](x)))
+            if results[0].requires_grad:
+                torch.autograd.backward([one.sum() for one in results])
+            found.append((*results, x.grad))
+        for ours, eager in zip(*found, strict=True):
+            assert (ours is None and eager is None) or torch.equal(ours, eager)

@@ -43,6 +43,7 @@ from fusewright.capture.border.values.symbolic import (
     concrete_inside,
     holds_symbols,
     is_open,
+    one_small,
     stays_symbolic,
 )
 from fusewright.capture.border.values.text import Carried
@@ -330,6 +331,8 @@ def _same_object(world: World, left: Any, right: Any) -> bool:
             world.guard_identity(value)  # one that is made afresh may be another one next time
         if type(value) is Carried and not identical(left, right) and world.type_of(left) is world.type_of(right):
             value.refuse()
+    if torch.SymInt in (kinds := {type(left), type(right)}) and kinds <= {int, torch.SymInt}:
+        return identical(left, right) or one_small(left, right)
     return identical(left, right)
 
 
@@ -508,11 +511,9 @@ def truth(world: World, obj: Any) -> bool:
     """`bool(obj)`."""
     kind = type(obj)
     if kind in PLAIN:
-        return (
-            native(bool, obj)
-            if kind is not torch.SymInt
-            else world.tracer.branches.answer(world.tracer, native(operator.ne, obj, 0))
-        )
+        if kind is torch.SymInt:
+            return world.tracer.branches.answer(world.tracer, native(operator.ne, obj, 0))
+        return native(bool, obj)
     if isinstance(obj, torch.Tensor):
         value = world.recorder.read(obj) if obj.numel() == 1 else world.recorder.known_value(obj)
         if value is None:

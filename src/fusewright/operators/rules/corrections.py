@@ -353,6 +353,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
         _preserved,
     ),
     aten.normal.Tensor_Tensor: lambda said, mean, std, *rest: replace(_contiguous(said), dtype=mean.dtype),
+    **dict.fromkeys((aten.normal.float_Tensor, aten.poisson.default), lambda said, *args: _contiguous(said)),
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
     aten.pow.Tensor_Scalar: lambda said, self, exponent: _iterated(said, self),
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _loss),

@@ -71,6 +71,8 @@ def load_jagged(world: World, real: Any, source: Source) -> torch.Tensor:
     if real.requires_grad:
         if world.input_sources[-1] != where:
             raise GraphBreak(CODE, f"the values of {source.text()} are an input besides")
+        if real._values.requires_grad and real._values.is_leaf:  # gradients of it would have two ways
+            raise GraphBreak(CODE, f"the values of {source.text()} are a leaf")
         world.input_sources[-1] = JaggedValues(source)
         world.recorder.wrapped = True
         values = with_history(values)

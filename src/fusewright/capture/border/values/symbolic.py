@@ -39,6 +39,11 @@ def is_open(value: Any) -> bool:
     return isinstance(relation, Relation) and not value.node.has_hint() and value.node.env.known(relation) is None
 
 
+def one_small(left: Any, right: Any) -> bool:
+    """Whether two ints, some of them symbolic, are one object because CPython has one alone of each small int."""
+    return bool(left == right) and bool(left >= -5) and bool(left <= 256)
+
+
 def concrete_inside(value: Any) -> Any:
     """`value` with the numbers in builtin containers too; the same object where nothing was symbolic."""
     return _concrete(value, {}) if _native.may_hold(value, _LOOKED_INTO) else value
