@@ -7,6 +7,7 @@ and of a spread of the others; `pytest -m sweep` watches all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import warnings
 from collections import Counter
@@ -428,3 +429,25 @@ def test_a_loss_over_images_that_eager_refuses() -> None:
         leaf = (images.detach() if not found else images.detach().contiguous()).requires_grad_()
         found.append(torch.autograd.grad(call(leaf, target), leaf)[0])
     torch.testing.assert_close(found[0], found[1])
+
+
+OF_TWO = [
+    op
+    for packet in map(functools.partial(getattr, aten), dir(aten))
+    if isinstance(packet, torch._ops.OpOverloadPacket)
+    for op in (getattr(packet, overload) for overload in packet.overloads())
+    if torch.Tag.pointwise in op.tags and not op._schema.is_mutable and str(op._schema.returns[0].type) == "Tensor"
+    and [str(one.type) for one in op._schema.arguments if not one.has_default_value()] == ["Tensor", "Tensor"]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OF_TWO, ids=str)
+def test_two_operands_of_other_dtypes_and_layouts(op: torch._ops.OpOverload) -> None:
+    shown = (lambda x: x[0, 0], lambda x: x[:, :1], lambda x: x, lambda x: x.reshape(2, 3).t())
+    dtypes = (torch.bool, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64)
+    given = [show(torch.arange(1, 7).view(3, 2)).to(dtype) for show in shown for dtype in dtypes]
+    seen = Watch()
+    for one, other in itertools.product(given, repeat=2):
+        with contextlib.suppress(*REFUSED, TypeError), seen:
+            op(one, other)
+    assert seen.seen and not seen.wrong

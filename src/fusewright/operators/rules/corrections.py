@@ -193,9 +193,11 @@ def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, 
 
 
 def _power_of_two_times(said: TensorType, self: TensorType, exponent: TensorType) -> TensorType:
-    """A product with 2 ** exponent, which is contiguous where it is of float32."""
-    is_float32 = exponent.dtype == torch.float32 or is_integral(exponent.dtype)
-    return _iterated(said, self, _contiguous(exponent) if is_float32 else exponent)
+    """A product with 2 ** exponent. Whether that keeps the layout of the exponent, these dtypes decide."""
+    plain = is_integral(self.dtype) or (self.dtype == torch.float32 and not is_integral(exponent.dtype))
+    if exponent.dtype.is_floating_point:
+        said = replace(said, dtype=promote(self, exponent))
+    return _iterated(said, self, _contiguous(exponent) if plain else exponent)
 
 
 def _angle(said: TensorType, self: TensorType) -> TensorType:
