@@ -41,8 +41,8 @@ PARTS: dict[str, tuple[int, Command]] = {
     "autotuned": (540, (PYTHON, "-m", "benchmarks.gpu_kernels", "--only", "model BERT,model Llama,model Qwen3,model T5,"
                         "model Whisper,model resnet50", "--processes", "6", "--mode", "max-autotune",
                         "--seconds", "{seconds}", "--json", "{folder}/autotuned.json")),
-    "operators": (400, (PYTHON, "-m", "tests.ops.sweep", "--device", "cuda", "--dtype", "float32", "bfloat16",
-                        "--limit", "3")),
+    "operators": (400, (PYTHON, "-m", "tests.ops.sweep", "--database", "op", "--device", "cuda",
+                        "--dtype", "float32", "bfloat16", "--limit", "3")),
     # A launch from a thread without a context fails, and makes one: no error of ours.
     "sanitizer": (120, ("compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no",
                         "--error-exitcode", "9", PYTHON, "-m", "pytest",

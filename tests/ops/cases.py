@@ -2,7 +2,7 @@
 
 Takes an entry of `op_db` (or `module_db`), a dtype and a form; gives functions with arguments. Forms: "function" as sampled, "method",
 "inplace" (`x.op_(...)` on a copy), "out" (`out=` tensors of the right type), "gradient" (`torch.autograd.grad` of the result),
-"gradgrad" (the gradient of that), "errors" (arguments that eager refuses).
+"gradgrad" (the gradient of that), "wrapped" ("gradient" of tensors that wrap others), "errors" (arguments that eager refuses).
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tests.ops import wrapped
 from tests.ops.compare import tensors_of
 
-FORMS = ("function", "method", "inplace", "out", "gradient", "gradgrad", "errors")
+FORMS = ("function", "method", "inplace", "out", "gradient", "gradgrad", "wrapped", "errors")
+DIFFERENTIATED = frozenset({"gradient", "gradgrad", "wrapped"})
 Transform = Callable[[Any], Callable[..., Any]]
 UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 """Operators whose results hold whatever was in memory."""
@@ -56,6 +58,7 @@ class Case:
     values: bool = True
     gradients: bool = False  # the result is (the function's own result, gradients...)
     invariants: Callable[[Any], Any] | None = None
+    graphs: int = 1  # at most so many, of a run that calls what is compiled several times
 
 
 def operator_name(op: Any) -> str:
@@ -64,11 +67,13 @@ def operator_name(op: Any) -> str:
 
 
 def supports(op: Any, dtype: torch.dtype, form: str, device: str = "cpu") -> bool:
-    if form in ("gradient", "gradgrad"):
+    if form == "wrapped" and op.name in wrapped.LEFT_OUT:
+        return False
+    if form in DIFFERENTIATED:
         return bool(
             op.supports_autograd
             and dtype in op.supported_backward_dtypes(device)
-            and (form == "gradient" or op.supports_gradgrad)
+            and (form != "gradgrad" or op.supports_gradgrad)
         )
     if form == "errors":
         return op.error_inputs_func is not None and dtype == torch.float32
@@ -81,7 +86,7 @@ def supports(op: Any, dtype: torch.dtype, form: str, device: str = "cpu") -> boo
     return form != "out" or bool(op.supports_out)
 
 
-def _spread(samples: list[Any], limit: int) -> list[tuple[int, Any]]:
+def spread(samples: list[Any], limit: int) -> list[tuple[int, Any]]:
     """At most `limit` (0: all) of the samples, evenly spread, the first and the last included."""
     count = len(samples)
     if not limit or count <= limit:
@@ -98,13 +103,13 @@ def operator_cases(op: Any, dtype: torch.dtype, form: str, limit: int = 0, devic
         if form == "errors":
             yield from _error_cases(op, limit, device)
             return
-        samples = list(op.sample_inputs(device, dtype, requires_grad=form in ("gradient", "gradgrad")))
-    values = op.name not in UNINITIALISED
-    for index, sample in _spread(samples, limit):
+        samples = list(op.sample_inputs(device, dtype, requires_grad=form in DIFFERENTIATED))
+    values = op.name.removeprefix("_refs.") not in UNINITIALISED
+    for index, sample in spread(samples, limit):
         made = _FORMS[form](op, sample)
         if made is not None:
             make, args, kwargs = made
-            gradients = form in ("gradient", "gradgrad")
+            gradients = form in DIFFERENTIATED
             invariants = None if gradients else INVARIANTS.get(op.name)
             yield Case(
                 f"{operator_name(op)} {str(dtype)[6:]} {form} #{index}",
@@ -118,7 +123,7 @@ def operator_cases(op: Any, dtype: torch.dtype, form: str, limit: int = 0, devic
 
 
 def _error_cases(op: Any, limit: int, device: str) -> Iterator[Case]:
-    for index, error in _spread(list(op.error_inputs(device)), limit):
+    for index, error in spread(list(op.error_inputs(device)), limit):
         sample = error.sample_input
         yield Case(f"{operator_name(op)} errors #{index}", *_function(op, sample))
 
@@ -194,6 +199,11 @@ def _gradgrad(op: Any, sample: Any) -> Made | None:
     return _differentiated(op, sample, second=True)
 
 
+def _wrapped(op: Any, sample: Any) -> Made | None:
+    made = _gradient(op, sample)
+    return made and (lambda transform: wrapped.on_wrappers(made[0](transform)), *made[1:])
+
+
 def _differentiated(op: Any, sample: Any, second: bool) -> Made | None:
     args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
     if not _wanted((args, kwargs)):
@@ -246,6 +256,7 @@ _FORMS: dict[str, Callable[[Any, Any], Made | None]] = {
     "out": _out,
     "gradient": _gradient,
     "gradgrad": _gradgrad,
+    "wrapped": _wrapped,
 }
 
 
@@ -255,7 +266,7 @@ def foreach_cases(op: Any, dtype: torch.dtype, limit: int = 0, device: str = "cp
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = list(op.sample_inputs(device, dtype, noncontiguous=False, allow_higher_dtype_scalars=True))
-    for index, sample in _spread(samples, limit):
+    for index, sample in spread(samples, limit):
         for form, operator in (("function", op.method_variant), ("inplace", op.inplace_variant)):
             if operator is None:
                 continue
@@ -279,7 +290,7 @@ def module_cases(info: Any, dtype: torch.dtype, training: bool, limit: int = 0, 
         samples = list(
             info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=training)
         )
-    for index, sample in _spread(samples, limit):
+    for index, sample in spread(samples, limit):
         constructor, call = sample.constructor_input, sample.forward_input
         if call is None:
             continue

@@ -1,6 +1,7 @@
 """PyTorch's operator and module databases, importable without the test helpers that they drag along.
 
-Gives `op_db`, `module_db` and the foreach tables. `expecttest` is needed by PyTorch's test case classes only, never by a sample.
+Gives `DATABASES`: the operators, their Python references, custom operators, autograd functions, higher-order operators, modules and the
+foreach tables. `expecttest` is needed by PyTorch's test case classes only, never by a sample.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import sys
 import types
 import unittest
+from typing import Any
 
 if importlib.util.find_spec("expecttest") is None:
     stand_in = types.ModuleType("expecttest")
@@ -17,7 +19,9 @@ if importlib.util.find_spec("expecttest") is None:
     stand_in.__spec__ = importlib.machinery.ModuleSpec("expecttest", None)
     sys.modules["expecttest"] = stand_in
 
+import torch
 import torch.testing._internal.common_methods_invocations as _invocations
+from torch.testing._internal.autograd_function_db import autograd_function_db
 from torch.testing._internal.common_methods_invocations import (
     foreach_binary_op_db,
     foreach_other_op_db,
@@ -25,19 +29,38 @@ from torch.testing._internal.common_methods_invocations import (
     foreach_reduce_op_db,
     foreach_unary_op_db,
     op_db,
+    python_ref_db,
 )
 from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
+from torch.testing._internal.custom_op_db import custom_op_db
+from torch.testing._internal.hop_db import hop_db
 
 # Entries of random operators call this by its global name. PyTorch's own saves, seeds and restores the generator inside the function under
 # test; the sweep seeds both runs from outside, as users do.
 _invocations.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
 
-foreach_db = [
-    *foreach_unary_op_db,
-    *foreach_binary_op_db,
-    *foreach_pointwise_op_db,
-    *foreach_reduce_op_db,
-    *foreach_other_op_db,
-]
+DATABASES = {
+    "op": op_db,
+    "reference": python_ref_db,
+    "custom operator": custom_op_db,
+    "autograd function": autograd_function_db,
+    "higher-order operator": hop_db,
+    "foreach": [
+        *foreach_unary_op_db,
+        *foreach_binary_op_db,
+        *foreach_pointwise_op_db,
+        *foreach_reduce_op_db,
+        *foreach_other_op_db,
+    ],
+    "module": module_db,
+    "optimizer": optim_db,
+}
 
-__all__ = ["foreach_db", "module_db", "op_db"]
+
+def optimizer_inputs(info: Any, dtype: torch.dtype, device: str) -> list[Any]:
+    """Every input of an optimizer with every implementation that it has on the device."""
+    return list(_get_optim_inputs_including_global_cliquey_kwargs(device, dtype, info))
+
+
+__all__ = ["DATABASES", "op_db", "optimizer_inputs"]

@@ -122,7 +122,7 @@ def judge(case: Case, eager_run: Any, our_run: Any, heard: Listener) -> Outcome:
     if heard.fallbacks:
         return Outcome("fell back", detail=heard.fallbacks[0][:300])
     return (
-        Outcome("captured") if heard.graphs == 1 else Outcome("wrong", detail=f"{heard.graphs} graphs without a break")
+        Outcome("captured") if 1 <= heard.graphs <= case.graphs else Outcome("wrong", detail=f"{heard.graphs} graphs without a break")
     )
 
 

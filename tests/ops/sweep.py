@@ -21,23 +21,31 @@ from typing import Any
 
 import torch
 
+from tests.ops import optimizers
 from tests.ops.cases import FORMS, Case, foreach_cases, module_cases, operator_cases, operator_name, supports
-from tests.ops.opinfo import foreach_db, module_db, op_db
+from tests.ops.opinfo import DATABASES
 from tests.ops.running import GOOD, run_case
 
 DTYPES = {
     name: getattr(torch, name) for name in "float32 int64 bool bfloat16 float16 float64 complex64 int32 uint8".split()
 }
+ALL_FORMS = [*FORMS, "foreach", "train", "eval", *optimizers.FORMS]
 Unit = tuple[str, str, str]
 """(form, dtype, entry): what is run together; entry is the key of an operator or a module class."""
+
+
+def _name(kind: str, info: Any) -> str:
+    if kind == "optimizer":
+        return str(info.name)
+    return str(info.module_cls.__name__) if kind == "module" else operator_name(info)
 
 
 def entries() -> dict[str, Any]:
     """Every database entry by a key of its own (several entries may share their name and variant)."""
     found: dict[str, Any] = {}
-    for kind, database in (("op", op_db), ("foreach", foreach_db), ("module", module_db)):
+    for kind, database in DATABASES.items():
         for info in database:
-            name = str(info.module_cls.__name__) if kind == "module" else operator_name(info)
+            name = _name(kind, info)
             key = f"{kind}:{name}"
             while key in found:
                 key += "'"
@@ -55,11 +63,17 @@ def units(options: argparse.Namespace, table: dict[str, Any]) -> list[Unit]:
                 kind, _, name = key.partition(":")
                 if pattern and not pattern.fullmatch(name):
                     continue
-                if kind == "op" and form in FORMS and supports(info, DTYPES[dtype], form, options.device):
-                    chosen.append((form, dtype, key))
-                elif kind == "foreach" and form == "foreach" and DTYPES[dtype] in info.supported_dtypes(options.device):
-                    chosen.append((form, dtype, key))
-                elif kind == "module" and form in ("train", "eval") and DTYPES[dtype] in info.dtypes:
+                if kind not in options.database:
+                    continue
+                if kind == "foreach":
+                    wanted = form == "foreach" and DTYPES[dtype] in info.supported_dtypes(options.device)
+                elif kind == "optimizer":
+                    wanted = form in optimizers.FORMS and optimizers.supports(info, DTYPES[dtype], form)
+                elif kind == "module":
+                    wanted = form in ("train", "eval") and DTYPES[dtype] in info.dtypes
+                else:
+                    wanted = form in FORMS and supports(info, DTYPES[dtype], form, options.device)
+                if wanted:
                     chosen.append((form, dtype, key))
     index, _, count = options.slice.partition("/")
     return chosen[int(index) :: int(count)]
@@ -70,6 +84,8 @@ def cases_of(unit: Unit, table: dict[str, Any], limit: int, device: str = "cpu")
     info = table[key]
     if form == "foreach":
         return foreach_cases(info, DTYPES[dtype], limit, device)
+    if form in optimizers.FORMS:
+        return optimizers.optimizer_cases(info, DTYPES[dtype], form, limit, device)
     if form in ("train", "eval"):
         return module_cases(info, DTYPES[dtype], form == "train", limit, device)
     return operator_cases(info, DTYPES[dtype], form, limit, device)
@@ -292,8 +308,9 @@ def record(path: Path, outcomes: list[dict[str, Any]]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slice", default="0/1", help="i/n: every n-th unit, from the i-th")
-    parser.add_argument("--form", nargs="*", default=["function"], choices=[*FORMS, "foreach", "train", "eval"])
+    parser.add_argument("--form", nargs="*", default=["function"], choices=ALL_FORMS)
     parser.add_argument("--dtype", nargs="*", default=["float32"], choices=list(DTYPES))
+    parser.add_argument("--database", nargs="*", default=list(DATABASES), choices=list(DATABASES))
     parser.add_argument("--only", help="a regular expression for whole names")
     parser.add_argument("--limit", type=int, default=0, help="at most so many samples of one operator (0: all)")
     parser.add_argument("--how", default="", choices=list(HOW), help="the way to compile")

@@ -219,7 +219,7 @@ class _Proof:
         target: Any = node.target
         args: Any = [self.as_type(value) for value in node.args]
         kwargs = {name: self.as_type(value) for name, value in node.kwargs.items()}
-        self.note(node, self.scratch._infer(target, args, kwargs))
+        self.note(node, self.scratch.infer(target, args, kwargs))
 
     def is_unconcerned(self, node: Node) -> bool:
         """Whether the symbols have no part in an operator."""

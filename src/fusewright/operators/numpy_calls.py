@@ -143,9 +143,16 @@ def _parts(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
+def read_only(tensor: torch.Tensor) -> np.ndarray:
+    """Its array as an argument: a function that writes to one (a positional `out`, `overwrite_input=True`) raises."""
+    array: np.ndarray = methods.numpy(tensor)
+    array.flags.writeable = False
+    return array
+
+
 def _kernel(name: str, arguments: str, results: str, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     made: list[torch.Tensor] = []
-    found = _parts(_called(name, arguments, [methods.numpy(torch.detach(one)) for one in arrays]))
+    found = _parts(_called(name, arguments, [read_only(torch.detach(one)) for one in arrays]))
     for part, about in zip(found, parsed(results), strict=True):
         own = np.array(part)  # a copy, in the same order
         if _layout(own) != about:
@@ -218,6 +225,7 @@ def _example(kind: TensorType, fill: Callable[[np.ndarray], None]) -> np.ndarray
         fill(made)
     else:
         made[...] = 0
+    made.flags.writeable = False
     return made  # type: ignore[no-any-return]
 
 

@@ -149,12 +149,14 @@ class Form:
 
     own       what it is
     gradient  what its gradient is: None until the backward has been recorded
+    like      the part that the gradient is laid out as: None where it is laid out as the wrapper itself
     """
 
-    __slots__ = ("gradient", "own")
+    __slots__ = ("gradient", "like", "own")
 
     def __init__(self, own: Makeup, gradient: Makeup | None = None) -> None:
         self.own, self.gradient = own, gradient
+        self.like: int | None = None
 
     def split(self, gradient: torch.Tensor, own: Parts) -> list[torch.Tensor | None]:
         """The gradients of the carrier and of the parts that have one."""
@@ -162,6 +164,7 @@ class Form:
         found = makeup(gradient)
         if self.gradient is None:
             self.gradient = found if is_immutable(found.context) else None
+            self.like = _like(gradient, found)
         if found != self.gradient:
             raise RuntimeError(f"the gradient of a {_said(self.own)} is a {_said(found)}, not {_said(self.gradient)}")
         if found.kind is None:
@@ -194,7 +197,14 @@ class Form:
             return None
         following = iter(given)
         parts = [_or_zeros(next(following), part) if carries_gradient(part) else part for part in own]
-        return self.gradient.make(parts, *layout)
+        return self.gradient.make(parts, *(layout if self.like is None else layout_of(parts[self.like])))
+
+
+def _like(gradient: torch.Tensor, found: Makeup) -> int | None:
+    if found.kind is None or is_distributed(found.kind):
+        return None
+    layouts = map(layout_of, parts_of(gradient, found.names))
+    return next((place for place, layout in enumerate(layouts) if layout == layout_of(gradient)), None)
 
 
 def _said(value: Makeup | None) -> str:

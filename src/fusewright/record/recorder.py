@@ -368,7 +368,7 @@ class Recorder:
         if of_unknown_shape is not None:
             return self._unknown_results(func, of_unknown_shape, node_args, node_kwargs)
         try:
-            result_type = self._infer(func, type_args, type_kwargs)
+            result_type = self.infer(func, type_args, type_kwargs)
         except MetadataChanged as error:
             return out_tensors.lay_out_again(self, func, args, kwargs, error)
         node = None
@@ -529,7 +529,7 @@ class Recorder:
             raise GraphBreak("operator-failed", "an explicit random generator")
         return value, value
 
-    def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
+    def infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
         if self.env is not None and self.env.has_equalities:
             args, kwargs = simplified(args, self.env), simplified(kwargs, self.env)  # type: ignore[assignment]
         try:

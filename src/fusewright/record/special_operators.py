@@ -394,6 +394,24 @@ def _of_undefined(func: OpOverload) -> Callable[..., Any]:
     return lambda recorder, args, kwargs: (None,) * len(func._schema.returns) if args[0] is None else NotImplemented
 
 
+def _of_prims(prim: OpOverload) -> Callable[..., Any]:
+    """What eager runs for a primitive of `torch._refs`, once its arguments are checked: schemas call views writes, and
+    meta kernels do not tell strides."""
+
+    def call(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        kinds = {name: recorder.convert(value)[1] for name, value in kwargs.items()}
+        recorder.infer(prim, recorder.convert(list(args))[1], kinds)
+        return prim.impl_aten(*args, **kwargs)  # type: ignore[attr-defined]
+
+    return call
+
+
+_PRIMS = [
+    one
+    for one in vars(torch._prims).values()
+    if isinstance(one, OpOverload) and any("Tensor" in str(argument.type) for argument in one._schema.arguments)
+    if one is not torch.ops.prims.convert_element_type.default  # which is lowered
+]
 _ATTENTION_BACKWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten._scaled_dot_product_flash_attention_backward.default,
@@ -405,6 +423,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten._assert_tensor_metadata.default: _drop,
     **decompositions.OPERATORS,
     **_COLLECTIVES,
+    **{prim: _of_prims(prim) for prim in _PRIMS},
     **{func: _view_in_place(func, form) for func, form in _IN_PLACE_VIEWS.items()},
     **{func: _default_generator(form) for func, form in _WITH_GENERATOR},
     aten.lift_fresh.default: _lift_fresh,

@@ -144,12 +144,13 @@ class Pair(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls: Any, a: Any, b: Any, note: str = "") -> Any:
+    def __new__(cls: Any, a: Any, b: Any, note: str = "", stride: Any = None) -> Any:
+        stride = a.stride() if stride is None else stride
         return torch.Tensor._make_wrapper_subclass(
-            cls, a.shape, strides=a.stride(), dtype=a.dtype, device=a.device, requires_grad=a.requires_grad
+            cls, a.shape, strides=stride, dtype=a.dtype, device=a.device, requires_grad=a.requires_grad
         )
 
-    def __init__(self, a: Any, b: Any, note: str = "") -> None:
+    def __init__(self, a: Any, b: Any, note: str = "", stride: Any = None) -> None:
         self.a, self.b, self.note = a, b, note
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -160,7 +161,7 @@ class Pair(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(parts: Any, note: Any, size: Any, stride: Any) -> Any:
-        return Pair(parts["a"], parts["b"], note)
+        return Pair(parts["a"], parts["b"], note, stride)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -510,6 +511,11 @@ def pair_made_of_plain(x):
 @program(lambda: pair(True))
 def pair_leaf_gradient(p):
     return (p * p).sum().a
+
+
+@program(lambda: pair(True))
+def pair_gradient_of_another_layout(p):
+    return (p.t().contiguous() * p.shape[0]).exp().sum()
 
 
 @program(lambda: pair(True), lambda: torch.full((2, 3), 2.0, requires_grad=True))

@@ -68,12 +68,12 @@ class Witness(Recorder):
         )
         return result
 
-    def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
+    def infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
         asked = self.env.asked  # type: ignore[union-attr]
         if asked is None:
-            return super()._infer(func, args, kwargs)
+            return super().infer(func, args, kwargs)
         before, start = last_node(self), len(asked)
-        result = super()._infer(func, args, kwargs)
+        result = super().infer(func, args, kwargs)
         if len(asked) > start:
             self.inferred.append((before, start, len(asked)))
         return result

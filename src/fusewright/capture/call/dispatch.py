@@ -92,6 +92,10 @@ def _watched(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     **call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **generators.NAMED_ROWS, ("pdb", "set_trace"): _watched,
     **{place: _control_flow(place) for place in PLAIN},
+    # What torch.compiler.nested_compile_region marks: parts of a graph that repeat are found without being told.
+    ("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder"): lambda tracer, args, kwargs: (
+        tracer.call(args[0], args[1:], kwargs)
+    ),
 }  # fmt: skip
 
 

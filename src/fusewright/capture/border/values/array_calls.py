@@ -496,6 +496,8 @@ def _called(
     tracer: Tracer, row: Callable[..., Any] | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     out = kwargs.get("out")
+    if isinstance(fn, np.ufunc) and len(args) == fn.nin + 1 and fn.nout == 1:  # np.exp(x, out)
+        args, out = args[:-1], args[-1]
     made = or_by_numpy(tracer.world, row, fn, args, {name: value for name, value in kwargs.items() if name != "out"})
     if out is None:
         return made
