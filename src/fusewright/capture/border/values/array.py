@@ -16,7 +16,7 @@ import numpy as np
 
 from fusewright._native import isinstance
 from fusewright.base.pytorch import torch
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import GraphBreak, raised_by_handler
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
@@ -197,7 +197,9 @@ def on_values(
         return None
     try:
         found = unwatched(function, *ready, **keywords)
-    except Exception:  # of the arguments, or of a write to one: whatever it is, eager does it better
+    except Exception as error:  # of the arguments, or of a write to one: whatever it is, eager does it better
+        if raised_by_handler(error):
+            raise
         return None
     if isinstance(found, np.ndarray) and any(np.may_share_memory(found, real) for real in reals):
         return None  # a view: what is written to one is seen in the other
