@@ -23,8 +23,8 @@ _MODULE = sys.modules[_SPEC.name] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_MODULE)
 TwoTensor: Any = _MODULE.TwoTensor
 
-LEFT_OUT = frozenset({"polar", "fft.hfft"})
-"""In eager their conjugates are lost inside."""
+LEFT_OUT = frozenset({"polar", "fft.hfft", "fft.hfft2", "fft.hfftn"})
+"""In eager conjugates are lost inside: those of complex arguments, too."""
 
 
 def wrapped(tree: Any) -> Any:
