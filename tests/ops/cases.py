@@ -67,7 +67,9 @@ def operator_name(op: Any) -> str:
 
 
 def supports(op: Any, dtype: torch.dtype, form: str, device: str = "cpu") -> bool:
-    if form == "wrapped" and op.name in wrapped.LEFT_OUT:
+    if form == "wrapped" and (op.name in wrapped.LEFT_OUT or dtype.is_complex):
+        return False
+    if form not in ("function", "inplace", "gradient") and getattr(op, "supports_njt", False):  # jagged tensors
         return False
     if form in DIFFERENTIATED:
         return bool(

@@ -1,7 +1,6 @@
-"""PyTorch's operator and module databases, importable without the test helpers that they drag along.
+"""PyTorch's databases of operators, modules and optimizers, importable without the test helpers that they drag along.
 
-Gives `DATABASES`: the operators, their Python references, custom operators, autograd functions, higher-order operators, modules and the
-foreach tables. `expecttest` is needed by PyTorch's test case classes only, never by a sample.
+Gives `DATABASES`, by the name of what they hold. `expecttest` is needed by PyTorch's test case classes only, never by a sample.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
 from torch.testing._internal.custom_op_db import custom_op_db
 from torch.testing._internal.hop_db import hop_db
+from torch.testing._internal.opinfo.definitions.nested import njt_op_db
 
 # Entries of random operators call this by its global name. PyTorch's own saves, seeds and restores the generator inside the function under
 # test; the sweep seeds both runs from outside, as users do.
@@ -44,8 +44,11 @@ DATABASES = {
     "op": op_db,
     "reference": python_ref_db,
     "custom operator": custom_op_db,
+    # In eager the gradient of a split of jagged tensors ends the process.
+    "jagged": [op for op in njt_op_db if op.supports_njt and op.name != "split_with_sizes"],
     "autograd function": autograd_function_db,
-    "higher-order operator": hop_db,
+    # On PyTorch 2.11 its gradient ends the process in the eager run of a case; the cause is not known.
+    "higher-order operator": [op for op in hop_db if op.name != "flex_attention_backward"],
     "foreach": [
         *foreach_unary_op_db,
         *foreach_binary_op_db,

@@ -24,7 +24,7 @@ import torch
 from tests.ops import optimizers
 from tests.ops.cases import FORMS, Case, foreach_cases, module_cases, operator_cases, operator_name, supports
 from tests.ops.opinfo import DATABASES
-from tests.ops.running import GOOD, run_case
+from tests.ops.running import GOOD, run_case_apart
 
 DTYPES = {
     name: getattr(torch, name) for name in "float32 int64 bool bfloat16 float16 float64 complex64 int32 uint8".split()
@@ -109,7 +109,7 @@ def run_unit(
     try:
         for case in cases_of(unit, table, limit, device):
             try:
-                outcome = run_case(case, **HOW[how])
+                outcome = run_case_apart(case, **HOW[how])
             except Exception as error:  # the harness's own trouble with a sample is an outcome too, never silence
                 yield {
                     "form": form,

@@ -23,12 +23,8 @@ _MODULE = sys.modules[_SPEC.name] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_MODULE)
 TwoTensor: Any = _MODULE.TwoTensor
 
-LEFT_OUT = frozenset({
-    # They leave this thread with a dispatch key switched on, in eager too.
-    "stft", "quantile", "nanquantile", "nn.functional.linear_cross_entropy", "resize_", "resize_as_",
-    # In eager their conjugates are lost inside.
-    "polar", "fft.hfft",
-})  # fmt: skip
+LEFT_OUT = frozenset({"polar", "fft.hfft", "fft.hfft2", "fft.hfftn"})
+"""In eager conjugates are lost inside: those of complex arguments, too."""
 
 
 def wrapped(tree: Any) -> Any:

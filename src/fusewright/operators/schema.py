@@ -63,6 +63,7 @@ _PRODUCT = re.compile(r"(^|_|b|add)mm|(^|add)mv(_|$)|dot$|matmul|(^|_)linear(_|$
 # By name; in-place forms have an underscore more.
 _MAY_FAIL = frozenset("""
     _assert_tensor_metadata _functional_assert_async _functional_assert_scalar _local_scalar_dense
+    _padded_dense_to_jagged_forward
     index index_add index_copy index_fill index_put index_reduce index_select _index_put_impl _unsafe_index
     _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate index_select_backward
     gather gather_backward _gather_sparse_backward scatter scatter_add scatter_reduce take take_along_dim put

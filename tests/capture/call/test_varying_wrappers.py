@@ -44,6 +44,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "zeros_like": lambda x: torch.zeros_like(x) + x,
     "made": lambda x: torch.nested.nested_tensor_from_jagged(x.values() * 2, x.offsets()) + 1,
     "in_place": lambda x: (x * 1).mul_(2),
+    "dense_operand": lambda x: x + torch.linspace(0, 1, 4).expand(x.size(0), 1, 4),
 }
 
 

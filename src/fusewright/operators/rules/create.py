@@ -15,6 +15,7 @@ from fusewright.operators.philox import BERNOULLI
 from fusewright.operators.rules.common import (
     Rule,
     channels_last_strides,
+    fresh,
     iterator_strides,
     number_dtype,
     preserved_strides,
@@ -184,6 +185,11 @@ def _dropout(input: TensorType, p: float, train: bool | None) -> object:
     return TensorType(input.shape, strides, input.dtype, input.device), mask
 
 
+def _jagged(dense: TensorType, offsets: Sequence[TensorType], total_L: Dim | None = None) -> object:
+    """Rows of a padded tensor, whose kernel checks how many there are."""
+    return NotImplemented if total_L is None else fresh((total_L, *dense.shape[1 + len(offsets) :]), dense)
+
+
 RULES: dict[OpOverload, Rule] = {
     aten.empty.memory_format: _empty,
     aten.zeros.default: _empty,
@@ -214,6 +220,7 @@ RULES: dict[OpOverload, Rule] = {
     aten._sample_dirichlet.default: _sample,
     aten._standard_gamma.default: _sample,
     aten.native_dropout.default: _dropout,
+    aten._padded_dense_to_jagged_forward.default: _jagged,
     HOST_DRAW: lambda name, parameters, size: TensorType(
         tuple(size or ()), contiguous_strides(tuple(size or ())), row_of(name).dtype, torch.device("cpu")
     ),
