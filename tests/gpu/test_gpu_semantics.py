@@ -112,6 +112,16 @@ def test_a_layer_of_the_cpu(layer: Callable[[], nn.Module]) -> None:
         assert type(ours) is type(eager) and ours[0] == eager[0]
 
 
+@pytest.mark.parametrize("draw", [
+    torch.poisson, lambda x: torch.normal(0.5, x), lambda x: torch.normal(x, x), lambda x: torch.normal(x, 0.5), lambda x: torch.bernoulli(x / 9),
+    lambda x: F.dropout(x), torch.rand_like, lambda x: torch.empty_like(x).exponential_(), lambda x: torch.distributions.Gamma(x, x).sample(),
+])  # fmt: skip
+def test_layouts_of_random_numbers(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    compiled = fusewright.compile(draw)
+    for x in (torch.ones(3, 4, device="cuda").t(), torch.ones(3, 8, device="cuda")[:, ::2], torch.ones(1, 4, device="cuda").expand(3, 4)):
+        assert compiled(x).stride() == draw(x).stride()
+
+
 @pytest.mark.parametrize("shown", [lambda x: x.sum().expand(2), lambda x: x[:, :1].expand(2, 5), lambda x: x.sum(0).unfold(0, 2, 1)])
 def test_strides_of_what_cuda_graphs_give(shown: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled = fusewright.compile(shown, mode="reduce-overhead")
