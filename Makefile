@@ -61,7 +61,7 @@ sanitize: setup
 	CFLAGS="-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer -g1" LDFLAGS="-fsanitize=$(SANITIZE)" \
 		$(BIN)/python setup.py -q build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)-objects
 	LD_PRELOAD="$$(gcc -print-file-name=lib$(SANITIZER).so) $$(gcc -print-file-name=libstdc++.so)" \
-		ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS="suppressions=$(CURDIR)/tests/native/thread_sanitizer.txt die_after_fork=0" FUSEWRIGHT_CACHE=0 PYTHONPATH=$(abspath $(SANITIZED)):$(CURDIR) \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 TSAN_OPTIONS="allocator_may_return_null=1 suppressions=$(CURDIR)/tests/native/thread_sanitizer.txt die_after_fork=0" FUSEWRIGHT_CACHE=0 PYTHONPATH=$(abspath $(SANITIZED)):$(CURDIR) \
 		$(BIN)/python -m pytest -p no:cacheprovider -o pythonpath=$(SANITIZED) \
 		$(or $(TESTS),tests/native tests/runtime tests/test_threads.py tests/fuzz)
 
