@@ -47,8 +47,7 @@ DATABASES = {
     # In eager the gradient of a split of jagged tensors ends the process.
     "jagged": [op for op in njt_op_db if op.supports_njt and op.name != "split_with_sizes"],
     "autograd function": autograd_function_db,
-    # On PyTorch 2.11 its gradient ends the process in the eager run of a case; the cause is not known.
-    "higher-order operator": [op for op in hop_db if op.name != "flex_attention_backward"],
+    "higher-order operator": hop_db,
     "foreach": [
         *foreach_unary_op_db,
         *foreach_binary_op_db,

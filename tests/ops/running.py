@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import fusewright
 from fusewright.base import events
 from tests.ops.cases import Case
 from tests.ops.compare import alias_pattern, copy_tree, differences
+
+with FakeTensorMode():
+    """PyTorch 2.11 built for CUDA, on a machine without: the first thread that enters it holds a guard for all others, and
+    when that thread ends, the next one that enters ends the process (torch.compile in eager's higher-order operators)."""
 
 Kind = Literal["captured", "broke", "same error", "fell back", "wrong", "crashed", "error differs"]
 GOOD: frozenset[str] = frozenset({"captured", "broke", "same error"})

@@ -34,7 +34,7 @@ SLICE = [
     *every("errors", "float32", 3 * STRIDE, 9), *every("train", "float32", STRIDE, 0), *every("eval", "float32", STRIDE, 1),
     *every("foreach", "float32", STRIDE, 2), *every("wrapped", "float32", 2 * STRIDE, 4),
     *every("function", "float32", 6 * STRIDE, 5, ("jagged",)), *every("function", "float32", STRIDE, 5, OTHERS), *every("out", "int64", 2 * STRIDE, 6, OTHERS),
-    *every("gradient", "float32", STRIDE, 7, OTHERS[:-1]), *every("step", "float32", 2, 0), *every("groups", "float32", 4, 1),
+    *every("gradient", "float32", STRIDE, 7, OTHERS), *every("step", "float32", 2, 0), *every("groups", "float32", 4, 1),
     *every("training", "float32", 2, 1), *every("inside", "float32", 4, 0), *every("closure", "float64", 4, 0),
 ]  # fmt: skip
 
