@@ -55,6 +55,33 @@ PROGRAMS = {
         "found = kept(b, q=1)\nreturn a + 1, found, kept(b, q=1) is found, type(kept(b, q=2))",
         takes="p, q=1",
     ),
+    # As einops keeps recipes, and what recipes give for a shape.
+    "of an object that was made inside": """
+class Recipe:
+    def __init__(self, n): LOG.append(n); self.n = n
+@functools.lru_cache
+def recipe(n): return Recipe(n)
+@functools.lru_cache(8)
+def kept(p, q=3):
+    LOG.append(q)
+    return [p.n + q if isinstance(p, Recipe) else p]
+def program(a, b=2):
+    a.mul_(2)
+    found = kept(recipe(b)), kept(recipe(b)), kept(recipe(b), q=4), kept(Recipe(7))
+    return a * found[0][0], found, found[0] is found[1], recipe.cache_info()[1:]
+""",
+    "of an object with an equality of its own": """
+class Named:
+    def __init__(self, n): self.n = n
+    def __eq__(self, other): LOG.append(self.n); return isinstance(other, Named) and self.n == other.n
+    def __hash__(self): return hash(self.n)
+@functools.lru_cache
+def kept(p): LOG.append('body'); return [p]
+def program(a, b=2):
+    a.mul_(2)
+    found = kept(Named(b)), kept(Named(b))
+    return a + 1, found[0] is found[1]
+""",
     "pops from a dict": keeping("return D0.pop('b', p)", "LOG.append(kept(b))\nreturn a + 1"),
     "appends": keeping(NOTES, "LOG.append(kept(b))\nreturn a + 1"),
     "asked twice, and for its figures": keeping(

@@ -27,7 +27,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import FunctionSource
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.interfaces import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -193,9 +193,9 @@ def _body(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _of_tensors(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Of tensors, which a cache knows by identity."""
+    """Of tensors, and of objects that this call has made, which a cache knows by identity."""
     world, values = tracer.world, (*args, *kwargs.values())
-    plain = all(is_constant(value) or isinstance(value, torch.Tensor) or world.is_raw(value) for value in values)
+    plain = all(is_constant(value) or world.is_raw(value) or _is_by_identity(world, value) for value in values)
     if not plain or type(fn) is not functools._lru_cache_wrapper:
         raise GraphBreak("cached-function", f"{_name(fn)} of a container")
     parameters = fn.cache_parameters()
@@ -215,6 +215,15 @@ def _of_tensors(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
+def _is_by_identity(world: World, value: Any) -> bool:
+    """Whether it is a tensor, or was made inside and has neither hash nor equality of its own."""
+    if isinstance(value, torch.Tensor):
+        return True
+    kind = world.type_of(value)
+    own = (classes.lookup(kind, name) is not getattr(object, name) for name in ("__hash__", "__eq__"))
+    return world.outside(value) is None and not any(own)
+
+
 def _part(value: Any) -> Any:
     return value if is_constant(value) else ("", id(value))  # what an object's own equality says is not asked
 
@@ -222,8 +231,9 @@ def _part(value: Any) -> Any:
 def _held_before(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """What the cache holds for these arguments as the call begins; MISSING for nothing. Either is guarded."""
     world = tracer.world
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    if any(world.outside(value) is None for value in tensors):
+    values = (*args, *kwargs.values())
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if any(world.outside(value) is None for value in values if not is_constant(value)):
         return MISSING  # no cache knows what this call has made
     record = world.outside(tensors[0])
     assert record is not None
