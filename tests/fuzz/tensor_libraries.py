@@ -88,7 +88,7 @@ drawn(lambda: F.dropout({f}, 0.5)) | drawn(lambda: {f}.sigmoid().bernoulli()) | 
 (torch.manual_seed({k}), torch.rand({n}))[1] | torch.get_rng_state()[:{k}] | torch.initial_seed() | (torch.seed(), torch.manual_seed(5), torch.rand(1))[2] | torch.randn_like({f}, dtype=torch.float64) | torch.empty_like({f}).log_normal_() | torch.empty_like({f}).uniform_(-1, 1) | torch.rand({f}.shape).to({f}.dtype)
 torch.fake_quantize_per_tensor_affine({f}, 0.5, 0, -8, 7) | torch.fake_quantize_per_channel_affine({f}, torch.full(({f}.shape[0],), 0.5), torch.zeros({f}.shape[0], dtype=torch.int32), 0, -8, 7) | torch.quantize_per_tensor({f}.detach().float(), 0.5, 0, torch.qint8).dequantize()
 torch.quantize_per_tensor({f}.detach().float(), 0.5, 2, torch.quint8).int_repr() | torch._weight_norm({f}, {f}[:, :1]) | torch._int_mm({i}.to(torch.int8), {i}.to(torch.int8).t()) | ({f} * 2).to(torch.float8_e4m3fn).float() | ({f} / 2).round().clamp(-128, 127).to(torch.int8) | {f}.view(torch.int8).shape
-torch.sparse.mm({a}.to_sparse(), {b}) | {a}.to_sparse() @ {a}.mT | {a}.to_sparse().coalesce().values() | torch.sparse_coo_tensor(torch.tensor([[0, 1]]), {a}.flatten()[:2], (3,)).to_dense() | {a}.to_sparse_csr().to_dense() | torch.sparse.sum({a}.to_sparse(), {d}) | {a}.to_sparse() | ({a}.to_sparse() * 2).to_dense()
+torch.sparse.mm({a}.to_sparse(), {b}) | {a}.to_sparse() @ {a}.mT | ({a} * 0 + 1).to_sparse().coalesce().values() | torch.sparse_coo_tensor(torch.tensor([[0, 1]]), {a}.flatten()[:2], (3,)).to_dense() | {a}.to_sparse_csr().to_dense() | torch.sparse.sum({a}.to_sparse(), {d}) | ({a} * 0 + 1).to_sparse() | ({a}.to_sparse() * 2).to_dense()
 """
 # Levels as of products.
 OWN = """
