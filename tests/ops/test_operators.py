@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.ops import optimizers
 from tests.ops.opinfo import DATABASES
 from tests.ops.running import GOOD, run_case_apart
 from tests.ops.sweep import ALL_FORMS, Unit, cases_of, defects_of, entries, run, table_of, units
@@ -55,7 +56,8 @@ def test_a_slice_equals_eager(form: str) -> None:
     defects = [(name, outcome) for name, outcome in outcomes if outcome.kind not in GOOD]
     assert not defects
     broke = [(name, outcome.code) for name, outcome in outcomes if outcome.kind == "broke"]
-    assert outcomes and len(broke) <= 0.25 * len(outcomes), broke
+    least = 3 if form in optimizers.FORMS else 8  # there are few optimizers
+    assert len(outcomes) >= least and len(broke) <= 0.25 * len(outcomes), broke
 
 
 @pytest.mark.sweep

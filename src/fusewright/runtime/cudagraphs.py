@@ -240,9 +240,7 @@ class Recorder:
             except Exception as error:
                 if not memory_was_short(error):
                     return self._refuse(f"recording failed: {error}", recording, inputs)
-                for one in self.recordings.values():
-                    one.drop()
-                self.recordings.clear()  # recorded anew after as many calls as at first
+                forget(self.recordings)
                 return self.plan(*inputs)
         return self._replay(recording, inputs)
 
@@ -301,6 +299,13 @@ def like(tensor: torch.Tensor) -> torch.Tensor | None:
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())):
         return None
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def forget(recordings: dict[Any, Any]) -> None:
+    """Gives back what was recorded. It is recorded anew after as many calls as at first."""
+    for one in recordings.values():
+        one.drop()
+    recordings.clear()
 
 
 def copies_of(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from fusewright.runtime.cudagraphs import (
     Inputs,
     Loaded,
     copies_of,
+    forget,
     like,
     record,
     sizes_of,
@@ -231,16 +232,13 @@ class TrainingGraphs:
         self.tell(f"no CUDA graph: {reason}")
 
     def _tried(self, record: Callable[[_Recording, Any], bool], recording: _Recording, given: Any) -> bool:
-        """Whether that is recorded now. Where memory is short, what was recorded is given back, and recorded anew after
-        as many calls as at first."""
+        """Whether that is recorded now. Where memory is short, what was recorded is given back."""
         try:
             return record(recording, given)
         except Exception as error:
             if not memory_was_short(error):
                 raise
-            for one in self.recordings.values():
-                one.drop()
-            self.recordings.clear()
+            forget(self.recordings)
             self._skip(SHORT)
             return False
 
