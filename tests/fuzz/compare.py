@@ -270,6 +270,11 @@ def _by_value(elements: Any) -> bool:
 HASHED = (int, float, complex, str, bytes, range, type(None))
 
 
+def _of_cache(value: Any) -> Named:
+    """Nothing that is told: what is weakly held is, as a rule, remembered only."""
+    return iter(())
+
+
 def _named(*names: str) -> Way:
     return lambda value: ((f".{name}", getattr(value, name)) for name in names)
 
@@ -283,7 +288,7 @@ PARTS: tuple[tuple[tuple[type, ...], Way], ...] = (
     ((bytearray, array.array, decimal.Decimal, np.generic), lambda value: iter([(".value", repr(value))])),
     ((np.ndarray,), lambda value: iter([(".dtype", str(value.dtype)), (".shape", value.shape), (".value", value.tolist())])),
     ((logging.Logger,), _named("level")),
-    ((weakref.WeakKeyDictionary,), lambda value: iter(())),  # a cache, as a rule
+    ((weakref.WeakKeyDictionary,), _of_cache),
     ((BaseException,), _of_error),
     ((types.GeneratorType,), _of_generator),
     ((types.FunctionType,), _of_function),
@@ -414,7 +419,7 @@ class Begun:
         elif kind is tuple:
             return [value]
         elif reader is None:
-            unseen = any(way not in (_attributes, _slots, _of_constant) for way in how.ways)
+            unseen = any(way not in (_attributes, _slots, _of_constant, _of_cache) for way in how.ways)
             self.known = self.known and not unseen and not [*_slots(value)]
             reader = OF_OBJECT if _attributes in how.ways else None
         self.views += held
@@ -444,6 +449,7 @@ READERS = {
         *"__code__ __qualname__ __name__ __module__ __defaults__ __kwdefaults__ __annotations__ __dict__ __closure__".split()
     ),
     types.CellType: operator.attrgetter("__class__", "cell_contents"),
+    types.MethodType: operator.attrgetter("__func__", "__self__"),
     staticmethod: operator.attrgetter("__func__", "__dict__"),
     classmethod: operator.attrgetter("__func__", "__dict__"),
     property: operator.attrgetter("fget", "fset"),

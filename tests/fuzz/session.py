@@ -13,6 +13,7 @@ second eager world equals the first.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -182,15 +183,17 @@ class World:
         sys.modules.setdefault("world", types.ModuleType("world"))  # dataclasses ask for it
         before, tracer = len(self.names), sys.gettrace()
         sys.settrace(None)
-        exec(_compiled(PRELUDE), self.names)
+        parts = [PRELUDE]
         if more.get("state"):
             state.restore()
             _on_device()
             torch.set_default_dtype(self.dtype(torch.float32))
-            exec(_compiled(state.PRELUDE), self.names)
+            parts.append(state.PRELUDE)
             self.state = True
         if more.get("modules"):
-            exec(_compiled(module_layers.PRELUDE), self.names)
+            parts.append(module_layers.PRELUDE)
+        for code in _spoken_of(self.text, tuple(parts)):
+            exec(code, self.names)
         if not self.draft:
             self.begun.note([*self.names.values()][before:])
         if self.state:
@@ -660,9 +663,49 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
 @functools.lru_cache(16)
 def _compiled(text: str) -> types.CodeType:
     """The text's code, under a name with which tracebacks and `inspect` find the text."""
+    return compile(text, _listed(text), "exec")
+
+
+def _listed(text: str) -> str:
     name = f"<fuzz {hash(text) & 0xFFFFFFFF:x}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    return compile(text, name, "exec")
+    return name
+
+
+WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@functools.lru_cache(16)
+def _spoken_of(text: str, preludes: tuple[str, ...]) -> list[types.CodeType]:
+    """The statements of what programs begin with that this text speaks of, by the names that they give, and those that
+    these speak of. Most programs speak of a few, and each of their worlds begins with all that it has."""
+    speaks, statements = _statements(preludes)
+    wanted, pending = {""}, {"", *WORD.findall(text)} & speaks.keys()
+    while pending:
+        wanted |= pending
+        pending = set().union(*(speaks[name] for name in pending)) - wanted
+    return [code for name, code in statements if name in wanted]
+
+
+@functools.lru_cache(8)
+def _statements(preludes: tuple[str, ...]) -> tuple[dict[str, set[str]], list[tuple[str, types.CodeType]]]:
+    """(names that are given, each with those of them that its statements speak of; the statements, with these names). No
+    name where a statement gives several or none, which all programs need; what is called `_` goes with what stands before
+    it."""
+    words: dict[str, set[str]] = {"": set()}
+    statements: list[tuple[str, types.CodeType]] = []
+    for prelude in preludes:
+        for node in ast.parse(prelude).body:
+            match node:
+                case ast.FunctionDef(name="_"):
+                    name = statements[-1][0]
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(name)]):
+                    pass
+                case _:
+                    name = ""
+            words.setdefault(name, set()).update(WORD.findall(ast.unparse(node)))
+            statements.append((name, compile(ast.Module([node], []), _listed(prelude), "exec")))
+    return {name: held & words.keys() for name, held in words.items()}, statements
 
 
 @functools.lru_cache(64)
