@@ -16,6 +16,7 @@ import itertools
 import operator
 import re
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -583,3 +584,36 @@ def test_the_compiler_looks_at_types_alone() -> None:
         text = path.read_text()
         if re.search(r"\bisinstance\(", text):
             assert re.search(r"^from fusewright\._native import (\w+, )*isinstance\b", text, re.M), path
+
+
+class Checking(type):
+    def __instancecheck__(cls, one: Any) -> bool:
+        return super().__instancecheck__(one)
+
+
+class Checked(metaclass=Checking):
+    pass
+
+
+def watched(one: Any) -> Any:
+    return one, weakref.ref(made := Other())() is made
+
+
+OF_CLASSES: list[Callable[[Any], Any]] = [
+    lambda one: isinstance(one, Checked), lambda one: isinstance(one, (int, Checked)), lambda one: isinstance(one, str | Checked),
+    lambda one: type.__instancecheck__(Checked, one), lambda one: type.__instancecheck__(int, one),
+    lambda one: Checked.__instancecheck__(one), lambda one: type.__instancecheck__(type(one), one), watched,
+    lambda one: issubclass(type(one), Checked),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [object, ValueError, list, torch.nn.Module])
+def test_what_an_object_calls_its_class(base: type) -> None:
+    hooked = noting(base, "__getattribute__")
+    named = type("Named", (base,), {"__class__": property(lambda self: CALLED.append("named") or int)})
+    for make in (hooked, named):
+        for place, program in enumerate(OF_CLASSES):
+            one, compiled = make(), fusewright.compile(program, backend="eager")
+            expected = outcome(program, one)
+            for call in range(3):
+                assert outcome(compiled, one) == expected, (make, place, call)

@@ -156,7 +156,8 @@ class Walk:
         if leaf is True:  # other tensors of ours are made by other nodes, whose hooks may be elsewhere
             held = {name: hooks for name in HOOKS if (hooks := getattr(value, name))}
             for name, part in (held | value.__dict__ if value.layout is not torch.jagged else held).items():
-                self.walk(part, (path, f".{name}"), depth + 1)
+                if not name.startswith("_dynamo_"):  # PyTorch's notes for its own compiler
+                    self.walk(part, (path, f".{name}"), depth + 1)
 
     def memory(self, value: torch.Tensor) -> tuple[int, int] | None:
         """(number of the memory, bytes from where the first tensor over it begins)."""
@@ -249,7 +250,7 @@ def _of_class(value: type) -> Named:
 def _of_iterator(value: Any) -> Named:
     said = _said(value.__reduce__)
     if isinstance(value, SET_ITERATOR) and isinstance(said, tuple) and not _by_value(said[1][0]):
-        said = sorted(said[1][0], key=repr)
+        said = sorted(map(repr, said[1][0]))  # of equal texts the order would tell again
     yield ".parts", said
 
 
@@ -334,7 +335,7 @@ def kind_of(kind: type, changing: dict[type, Kind]) -> Kind:
     if not issubclass(kind, types.FunctionType | type | types.ModuleType | types.MethodType | OPAQUE):
         ways += [_attributes if kind.__dictoffset__ else None, _slots if _world(kind) else None]
     # A constant tuple, or another immutable object, may be one object or several: nobody should ask.
-    identity = not issubclass(kind, tuple | np.generic) and kind not in FROZEN_TYPES
+    identity = not issubclass(kind, tuple | np.generic) and kind not in FROZEN_TYPES and kind is not frozenset
     held = tuple(way for way in ways if way is not None)
     stands_for = next((name for base, name in STAND_FOR.items() if issubclass(kind, base)), "")
     found = Kind(held, issubclass(kind, torch.Tensor), issubclass(kind, float | complex), identity, stands_for)
@@ -515,8 +516,10 @@ def _as_near(ours: Any, eager: Any, nudged: Sequence[Any]) -> bool:
         nudged = [one for one in nudged if isinstance(one, tuple)]
         ours, eager, *nudged = (torch.tensor([complex(one[0]).real]) for one in (ours, eager, *nudged))
     like = [one for one in nudged if isinstance(one, torch.Tensor) and one.shape == getattr(eager, "shape", None)]
-    if not like or isinstance(eager, tuple) or not eager.dtype.is_floating_point:
+    if not like or isinstance(eager, tuple) or not (eager.dtype.is_floating_point or eager.is_complex()):
         return False
+    if eager.is_complex():
+        ours, eager, *like = map(torch.view_as_real, (ours, eager, *like))
     ours, eager, eps = ours.double(), eager.double(), _eps(eager.dtype)
     finite = torch.isfinite(eager)
     changes = torch.stack([(one.double() - eager)[finite].abs().nan_to_num(math.inf) for one in like])

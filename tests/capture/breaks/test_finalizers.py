@@ -396,3 +396,35 @@ def test_pytorchs_own_weak_references_tell_the_program_nothing() -> None:
         del layer
         assert compiled(torch.ones(1), holder).tolist() == [2]
         assert not kept
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_generator_that_nothing_reads_any_more_ends_with_its_frame(backend: str, keeps: bool) -> None:
+    """It breaks inside of it, where no variable is read any more; a traceback keeps the frame longer."""
+    kept: list[Exception] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        def counted() -> Iterator[int]:
+            try:
+                note(x)
+                yield 1
+            finally:
+                LOG.append("left")
+
+        held = counted()
+        try:
+            1 // 0
+        except ZeroDivisionError as error:
+            kept.extend([error] * keeps)
+        LOG.append(next(held))
+        return x + 1
+
+    logs = []
+    compiled = fusewright.compile(program, backend=backend)
+    for function in (program, compiled, compiled):
+        kept.clear()
+        LOG.clear()
+        function(torch.ones(3))
+        logs.append(list(LOG))
+    assert logs == [["note", 1, *["left"] * (not keeps)]] * 3

@@ -308,3 +308,43 @@ def test_a_handlers_question_asks_no_object_of_the_programs() -> None:
     except ValueError as error:
         assert not raised_by_handler(error)
     assert not asked
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_the_annotations_that_a_wrapper_shares_are_the_functions(backend: str) -> None:
+    def f(x: torch.Tensor, function: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any) -> Any:
+            return function(*args)
+
+        return x + 1, wrapper
+
+    def plain(x):  # type: ignore[no-untyped-def]
+        return x
+
+    def annotated(x: int) -> int:
+        return x
+
+    compiled = fusewright.compile(f, backend=backend)
+    for function in (plain, annotated, plain):
+        assert compiled(torch.ones(2), function)[1].__annotations__ is function.__annotations__
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_method_of_a_function_is_that_functions(backend: str) -> None:
+    """`function.__get__` as an argument and over a break: one entry serves each that is asked for, whose function is it."""
+
+    def given(x: torch.Tensor, get: Any) -> Any:
+        return x + 1, get(3)
+
+    def broken(x: torch.Tensor, _: Any) -> Any:
+        return x + 1, function.__get__(x.sum().item())
+
+    for program in (given, broken):
+        compiled, heard = fusewright.compile(program, backend=backend, dynamic=True), []
+        with STREAM.listening(lambda event, heard=heard: heard.append(event) if isinstance(event, Captured) else None):
+            for call in range(3):
+                if call == 1:
+                    heard.clear()
+                assert compiled(torch.ones(3), function.__get__)[1].__func__ is function
+        assert not heard

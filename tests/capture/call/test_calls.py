@@ -328,3 +328,26 @@ def test_a_list_is_empty_while_it_is_sorted(name: str, backend: str) -> None:
             result = repr(error)
         found.append((result, list(values), list(SEEN)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "native", "aot_eager"])
+@pytest.mark.parametrize("kind", ["numbers", "leaf", "result"])
+@pytest.mark.filterwarnings("ignore:torch.asarray")
+def test_what_asarray_gives_back_requires_a_gradient_as_in_eager(kind: str, backend: str) -> None:
+    def made() -> torch.Tensor:
+        x = torch.ones(3, requires_grad=kind != "numbers")
+        return x * 2 if kind == "result" else x
+
+    def seen(function: Any, given: dict[str, Any]) -> tuple[Any, ...]:
+        x = made()
+        y = function(x, given)
+        return x.requires_grad, y.requires_grad, y is x, y.grad_fn is None, y.dtype, y.data_ptr() == x.data_ptr()
+
+    def program(x: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+        return torch.asarray(x, **given)
+
+    compiled = fusewright.compile(program, backend=backend, recompile_limit=64)
+    flags: list[dict[str, Any]] = [{}, {"requires_grad": False}, {"requires_grad": True}]
+    for given in (one | more for one in flags for more in ({}, {"copy": True}, {"dtype": torch.float64})):
+        for _ in range(2):
+            assert seen(compiled, given) == seen(program, given), given

@@ -222,3 +222,17 @@ def test_slots_are_asked_for_by_name(copier: Callable[[Any], Any], kind: type, h
     compiled = fusewright.compile(program, backend="eager")
     for _ in range(3):
         assert run(compiled) == run(program)
+
+
+class Hooked(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name)
+
+
+def test_an_exception_that_was_looked_at_has_a_dictionary() -> None:
+    def program(error: Exception) -> Any:
+        return copy.deepcopy({"a": len, "z": error}), f"{True!r:^3}"
+
+    given, other = Hooked(1), Hooked(1)
+    assert fusewright.compile(program, backend="eager")(given)[0]["z"].args == program(other)[0]["z"].args == (1,)
+    assert (given.__reduce__(), other.__reduce__()) == ((Hooked, (1,), {}), (Hooked, (1,)))

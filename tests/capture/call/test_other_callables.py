@@ -189,3 +189,38 @@ def test_a_debugger_stops_in_the_programs_frame(monkeypatch: pytest.MonkeyPatch)
         compiled(torch.ones(1), stops)
     assert [frame.f_code for frame in frames] == [program.__code__] * 2
     assert frames[1].f_locals["y"].item() == 2
+
+
+def changed(x: torch.Tensor, seen: list[Any] = []) -> list[Any]:
+    seen.append(1)
+    return seen
+
+
+def wrapped_first(x: torch.Tensor) -> inspect.Signature:
+    @functools.wraps(one)
+    def wrapper(*args: Any) -> Any:
+        return one(*args)
+
+    return inspect.signature(one)
+
+
+SIGNATURES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a dict's": lambda x: inspect.signature(OUTER.get),
+    "a dict's that the call makes": lambda x: inspect.signature({"a": x}.get),
+    "a list's": lambda x: inspect.signature([x].append),
+    "of what is wrapped": wrapped_first,
+    "a default that the call changes": lambda x: (changed(x), repr(inspect.signature(changed)))[1],
+}
+OUTER = {"a": 1}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    program = SIGNATURES[name]
+    compiled = fusewright.compile(program, backend="eager")
+    for _ in range(3):
+        assert isinstance(changed.__defaults__, tuple)
+        changed.__defaults__[0].clear()
+        expected = repr(program(torch.ones(2)))
+        changed.__defaults__[0].clear()
+        assert repr(compiled(torch.ones(2))) == expected

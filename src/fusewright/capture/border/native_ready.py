@@ -210,7 +210,7 @@ def _shown(world: World, value: Any, inside: bool) -> Iterable[Any]:
         return args_of(value)
     kind = type(value)
     if classes.python_method(world, kind, "__repr__") is not None:
-        return getattr(value, "__dict__", {}).values() if inside and kind.__module__ != "enum" else ()
+        return classes.own_attributes(value).values() if inside and kind.__module__ != "enum" else ()
     if kind is weakref.ref:
         return (value(),)
     return gc.get_referents(value) if classes.lookup(kind, "__repr__") is not object.__repr__ else ()

@@ -31,6 +31,7 @@ from fusewright.capture.breaks.cut_state import (
     is_quiet,
 )
 from fusewright.capture.breaks.eager_step import CALL, HANDLING, PAUSED, Source, load_global, perform
+from fusewright.capture.breaks.last_references import refuse_to_lose
 from fusewright.capture.bytecode.instructions import NULL, CodeInfo, Handler, Instruction
 from fusewright.capture.bytecode.liveness import live_slots
 from fusewright.capture.bytecode.resume import (
@@ -77,23 +78,21 @@ class _Cut:
     def __init__(self, frame: Any, code: str = "", operators: int = 1) -> None:
         self.frame = frame
         self.operators = operators
-        self.options = frame.tracer.options
+        options = self.options = frame.tracer.options
         origin = origin_of(frame.info.code)
         self.info: CodeInfo = origin.info
         self.resumed = origin.info is not frame.info
         self.index = origin.indices[frame.pc]
         self.live = live_slots(self.info)
         self.held = {old: value for old, value in zip(origin.slots, frame.locals) if old >= 0 and value is not NULL}
-        self.values: dict[str, object] = {}
-        for slot, value in self.held.items():
-            self.values[f"__{'cell' if slot in self.info.cells else 'local'}{slot}"] = value
+        kinds = {slot: "cell" if slot in self.info.cells else "local" for slot in self.held}
+        self.values: dict[str, object] = {f"__{kinds[slot]}{slot}": value for slot, value in self.held.items()}
         self.entries: dict[str, Entry] = {}  # what the stack's expressions are, where they are no plain values
         stack = self._stack()
         self.known = dict(self.values)
         self.resumptions: dict[Layout, str] = {}
         self.source = Source(stack, frame.function)
         self.source.known = self.known
-        options = self.options
         self.source.constants[CALL] = options.call_paused if code in UNDISTURBED else options.call_eager
         self.source.constants[PAUSED] = options.call_paused
         self.source.constants[HANDLING] = _native.call_handling
@@ -134,6 +133,7 @@ class _Cut:
             raise CannotCut("what locals() has given belongs to the frame")
         self._check_loop(instruction)
         self._check_callee(instruction)
+        refuse_to_lose(value for slot, value in self.held.items() if not self.live[self.index] >> slot & 1)
         scalars = frozenset(name for name, value in self.values.items() if type(value) in SCALARS)
         variables = {slot: f"__local{slot}" for slot in self.held if slot not in self.info.cells}
         texts = frozenset(name for name, value in self.values.items() if type(value) is str)
@@ -378,8 +378,8 @@ class _Cut:
         name = self.resumptions.get(layout)
         if name is None:
             name = self.resumptions[layout] = f"__resume{len(self.resumptions)}"
-            options = self.options
-            self.source.constants[name] = shared_resumption(options.resumptions, made.code, options.wrap_resume)
+            wrap = self.options.wrap_resume
+            self.source.constants[name] = shared_resumption(self.options.resumptions, made.code, wrap)
         arguments = [state.variables[slot] for slot in slots]
         arguments += [self._cell(slot) for slot in made.cells]
         arguments += [self._text(state.stack[depth]) for depth in layout.given()]

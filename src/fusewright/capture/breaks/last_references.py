@@ -2,8 +2,9 @@
 `finally`.
 
 Takes what places of outside objects held that hold something else after the frame; refuses the frame where an object
-among it, or one that such an object holds, tells: stores are replayed behind the graph, too late for that. Always
-holds: no code of the program is run, and nothing is kept alive.
+among it, or one that such an object holds, tells: stores are replayed behind the graph, too late for that. At a break
+it takes what variables hold that nothing reads any more: they are left behind there, in eager at the frame's end.
+Always holds: no code of the program is run, and nothing is kept alive.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from fusewright._native import FrameCache, isinstance
 from fusewright.base.signals import SkipFrame
 from fusewright.capture.border.effects import let_go
 from fusewright.capture.border.values import cls as classes
+from fusewright.capture.bytecode.instructions import decoded
+from fusewright.capture.interpret.generators import InterpretedGenerator
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -42,6 +45,19 @@ def refuse_finalizers(world: World) -> None:
         if why:
             what = f"a {type(value).__qualname__} that {why}"
             raise SkipFrame("finalizer", f"the last reference to {what} may be overwritten")
+
+
+def refuse_to_lose(values: Iterable[object]) -> None:
+    """Refuses the frame where one of these is a generator, alive or about to begin, whose code has a `finally` or the
+    like. (An instance with a finalizer that the call makes is refused where it is made.)"""
+    for value in values:
+        info = None
+        if type(value) is InterpretedGenerator and not value.frame.finished:
+            info = value.frame.info
+        elif type(value) is types.GeneratorType and value.gi_frame is not None:
+            info = decoded(value.gi_code)
+        if info is not None and any(map(info.is_programs, info.handlers)):
+            raise SkipFrame("finalizer", "a generator whose code has a handler ends with the frame, which a break cuts")
 
 
 def _tells(value: object) -> str:

@@ -332,8 +332,8 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
         if any(type(one) is dict and id(one) not in known for one in gc.get_referents(value)):  # and kept from then on
             raise GraphBreak("cannot-rebuild", f"the function {value.__qualname__}, whose annotations were asked for")
         code.lines.append(f"{name}.__annotate__ = {code.expression(annotate)}")
-    elif value.__annotations__ or code.counts.get(id(value.__annotations__), 0) > 1:
-        code.lines.append(f"{name}.__annotations__ = {code.expression(value.__annotations__)}")
+    elif (held := value.__annotations__) or code.counts.get(id(held), 0) > 1 or code.world.outside(held) is not None:
+        code.lines.append(f"{name}.__annotations__ = {code.expression(held)}")
     if parameters := getattr(value, "__type_params__", ()):  # from CPython 3.12 on
         code.lines.append(f"{name}.__type_params__ = {code.expression(parameters)}")
     if value.__dict__:

@@ -112,6 +112,13 @@ class CodeInfo:
         line = self.instructions[index].positions[0]
         return self.code.co_firstlineno if line is None else line
 
+    def is_programs(self, handler: Handler | None) -> bool:
+        """Whether it is no handler of the compiler's own: 3.12 wraps each generator's body in one that turns
+        StopIteration into RuntimeError, and each `yield from` in one that hands on what is thrown."""
+        while handler is not None and self.instructions[handler.target].name == "CLEANUP_THROW":
+            handler = self.handlers[handler.target]
+        return handler is not None and self.instructions[handler.target].operand != "INTRINSIC_STOPITERATION_ERROR"
+
 
 _decoded: dict[int, tuple[weakref.ref[types.CodeType], CodeInfo]] = {}
 

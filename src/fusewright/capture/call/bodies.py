@@ -20,6 +20,7 @@ from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.effects import changed
 from fusewright.capture.border.native_ready import elements_of
+from fusewright.capture.border.values.cls import own_attributes
 from fusewright.operators.schema import facts
 from fusewright.record.recorder import GRAD, Recorder
 from fusewright.record.traced_tensor import TracedTensor, make_traced, version_of
@@ -267,7 +268,7 @@ def _reach(world: Any, value: Any, seen: dict[int, Any]) -> None:
     elif isinstance(value, (list, tuple, set, frozenset)):
         parts = list(elements_of(value))
     elif world.outside(value) is None:
-        parts = list(getattr(value, "__dict__", {}).values())
+        parts = list(own_attributes(value).values())
     if parts:
         seen[id(value)] = [id(part) for part in parts]
         for part in parts:

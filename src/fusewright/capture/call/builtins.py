@@ -36,7 +36,7 @@ from fusewright.capture.border.sequence_iterator import ReversedSequence
 from fusewright.capture.border.values import cls as classes, list as lists
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
-from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole
+from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole, read_namespace
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.bytecode.instructions import VERSION
 from fusewright.capture.call import classes as call_classes
@@ -452,12 +452,17 @@ def _guard_signature(world: World, function: Any) -> None:
         for name in ("__defaults__", "__kwdefaults__", "__annotations__"):
             world.guard("IS", Attribute(where, name), getattr(function, name))
         attributes = world.getattr(function, "__dict__")
-        attributes.lookup("__signature__")
-        function = attributes.lookup("__wrapped__")
+        read_namespace(attributes, "__signature__")
+        function = read_namespace(attributes, "__wrapped__")
+
+
+_LASTING = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
 
 def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     subject = args[0]
+    if isinstance(subject, types.MethodType) and (alike := look_alike(subject)) is not None:
+        return native(inspect.signature, alike, **kwargs)
     _guard_signature(tracer.world, subject.__func__ if isinstance(subject, types.MethodType) else subject)
     if isinstance(subject, types.MethodType):
         known = tracer.world.outside(subject.__func__) is not None
@@ -466,6 +471,8 @@ def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if not known or isinstance(subject, torch.nn.Module):
         raise GraphBreak("untraceable-call", "inspect.signature of a function that was made inside")
     value = native(inspect.signature, subject, **kwargs)
+    if not all(is_constant(one.default) or isinstance(one.default, _LASTING) for one in value.parameters.values()):
+        raise GraphBreak("untraceable-call", "inspect.signature of a function with a default that may change")
     return tracer.world.load(value, tracer.world.constant(value, "signature"))
 
 

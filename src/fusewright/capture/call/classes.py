@@ -251,6 +251,17 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
     return answer
 
 
+def is_of_type(tracer: Tracer, obj: Any, cls: type) -> bool:
+    """`type.__instancecheck__(cls, obj)`: by the object's type, then by what it calls its class."""
+    kind = tracer.world.type_of(obj)
+    if cls in kind.__mro__:
+        return True
+    if not classes.is_hooked(kind) and classes.lookup(kind, "__class__") is vars(object)["__class__"]:
+        return False
+    named = _attribute(tracer, obj, "__class__")
+    return isinstance(named, type) and cls in named.__mro__
+
+
 _FLAGS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 """Attributes of tensors by which they count as instances."""
 

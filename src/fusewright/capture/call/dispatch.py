@@ -235,12 +235,12 @@ def _referent(tracer: Tracer, reference: weakref.ref[Any]) -> Any:
         if id(value) in seen or isinstance(value, (torch.Tensor, type, types.ModuleType, torch.nn.Module)):
             continue
         seen.add(id(value))
-        inner = getattr(value, "__dict__", None) if type(value) not in native_ready.PLAIN else None
+        inner = {} if type(value) in native_ready.PLAIN else classes.own_attributes(value)
         if isinstance(value, (list, tuple, set, frozenset, dict, types.CellType, collections.deque)):
             pending += gc.get_referents(value)
         elif isinstance(value, types.FunctionType):
             pending += value.__closure__ or ()
-        elif type(inner) is dict and tracer.world.outside(value) is None:
+        elif inner and tracer.world.outside(value) is None:
             pending.append(inner)
     raise GraphBreak("untraceable-call", "a weak reference to what may be gone: the frame does not lead there")
 

@@ -353,7 +353,7 @@ def _instancecheck(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> An
     return (
         call_classes.is_instance(tracer, args[0], owner)
         if classes.lookup(type(owner), "__instancecheck__") is type.__instancecheck__
-        else native(issubclass, tracer.world.type_of(args[0]), owner)
+        else call_classes.is_of_type(tracer, args[0], owner)
     )
 
 
@@ -449,7 +449,8 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
         first = [value if type(value) in SCALARS else call_support.native_iterable(world, value) for value in args[:1]]
         return native(fn, *first, *args[1:], **kwargs)
     if name in ("__instancecheck__", "__subclasscheck__") and classes.lookup(type, name).__get__(owner) == fn:
-        return native(issubclass, world.type_of(args[0]), owner) if name == "__instancecheck__" else native(fn, *args)
+        asked = name == "__instancecheck__"
+        return call_classes.is_of_type(tracer, args[0], owner) if asked else native(fn, *args)
     if issubclass(owner, type) or (isinstance(fn.__self__, type) and _definer(type(owner), name) is type):
         return native(fn, *args, **kwargs)
     if issubclass(owner, (dict, list, str, int, float)) and all(_known(value) for value in args):

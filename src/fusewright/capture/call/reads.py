@@ -12,8 +12,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from fusewright._native import isinstance
 from fusewright.base.pytorch import methods, torch
-from fusewright.capture.border.native import native
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.call import optimizers
 from fusewright.capture.guards import MISSING
@@ -147,4 +149,19 @@ def _stored(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return cast(torch.Tensor, methods.to(methods.double(part) if wide else part, dtype))
 
 
-ROWS = [(fn, _made(fn)) for fn in (torch.tensor, torch.as_tensor)]
+def _given(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.asarray: it gives a tensor back of which nothing is to be converted, and changes whether that requires a
+    gradient, by its argument (up to PyTorch 2.11 to False where none is given)."""
+    world, given = tracer.world, args[0] if args else None
+    if not isinstance(given, torch.Tensor) or world.outside(given) is None or world.recorder.level == "torch":
+        return world.torch_call(torch.asarray, args, kwargs)
+    world.requires_grad_matters = True
+    before = tensors.requires_grad(world, given)
+    made = world.torch_call(torch.asarray, args, kwargs)
+    if given.requires_grad is not before:
+        unwatched(torch._C.TensorBase.requires_grad_, given, before)
+        raise GraphBreak("tensor-attribute", "torch.asarray changes whether an input requires a gradient")
+    return made
+
+
+ROWS = [*((fn, _made(fn)) for fn in (torch.tensor, torch.as_tensor)), (torch.asarray, _given)]

@@ -19,7 +19,7 @@ from fusewright.capture.border.absent import LOOK_LIKE, STAND_FOR, look_alike
 from fusewright.capture.border.attributes import GETATTRS
 from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import give_back, settled
-from fusewright.capture.border.values import object as objects
+from fusewright.capture.border.values import cls as classes, object as objects
 from fusewright.capture.bytecode.instructions import NULL, THROW_OF_PARTS, VERSION
 
 
@@ -163,22 +163,13 @@ class InterpretedGenerator:
             self.running = False
             tracer.handling, handling.previous = handling.previous, None
         self._note_inner()
-        tracer.note_suspension(
-            self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
-        )
+        handler = None if frame.finished else frame.info.handlers[frame.pc - 1]
+        tracer.note_suspension(self, frame.info.is_programs(handler))
         if isinstance(finished_by, StopIteration) and VERSION < (3, 12):  # later the body has a handler for it
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
             return None, replaced
         return given, finished_by
-
-    def _wrapper_only(self) -> bool:
-        """Whether the only handlers here are the compiler's own: 3.12 wraps each body in one that turns StopIteration
-        into RuntimeError, and each `yield from` in one that hands on what is thrown."""
-        info, handler = self.frame.info, self.frame.info.handlers[self.frame.pc - 1]
-        while handler is not None and info.instructions[handler.target].name == "CLEANUP_THROW":
-            handler = info.handlers[handler.target]
-        return handler is None or info.instructions[handler.target].operand == "INTRINSIC_STOPITERATION_ERROR"
 
     def _delegate(self) -> Any:
         """The iterator that a suspended `yield from` delegates to."""
@@ -264,7 +255,7 @@ class InterpretedGenerator:
 def _may_be_closed(inner: object) -> bool:
     """Whether an iterator has a `close`, or is asked for one in Python."""
     of_class = any(name in vars(base) for base in type(inner).__mro__ for name in ("close", "__getattr__"))
-    return of_class or "close" in getattr(inner, "__dict__", ())
+    return of_class or "close" in classes.own_attributes(inner)
 
 
 def _normalised(kind: Any, value: Any) -> BaseException:

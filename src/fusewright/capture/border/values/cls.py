@@ -82,6 +82,12 @@ def is_hooked(cls: type) -> bool:
     return isinstance(lookup(cls, "__getattribute__"), types.FunctionType)
 
 
+def own_attributes(value: object) -> dict[str, Any]:
+    """The instance dictionary, of which no code of the program's is asked; an empty one where there is none."""
+    found = lookup(type(value), "__dict__")
+    return found.__get__(value) if isinstance(found, types.GetSetDescriptorType) else {}
+
+
 def is_heap_type(cls: type) -> bool:
     return bool(cls.__flags__ & (1 << 9))
 

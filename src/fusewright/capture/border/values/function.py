@@ -126,22 +126,23 @@ def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) 
 
 
 def load_wrapper(world: World, real: types.MethodWrapperType, source: Source) -> object:
-    """A method that C has through a slot (`[].__len__`), as `load_builtin`; by identity where its object is."""
+    """A method that C has through a slot (`[].__len__`), as `load_builtin`; itself where its object is what stands for
+    it."""
     owner, name = real.__self__, real.__name__
-    if isinstance(owner, _OWNERS) or classes.descriptor_of(real, owner) is not classes.lookup(type(owner), name):
+    found = classes.lookup(type(owner), name)
+    if isinstance(owner, torch.Tensor) or classes.descriptor_of(real, owner) is not found:
         return load_identity(world, real, source)
     world.guard("TYPE", source, type(real))
     world.guard("EQUALS", Attribute(source, "__name__"), real.__name__)
     world.guard("IS", Attribute(source, "__objclass__"), real.__objclass__)  # type: ignore[attr-defined]
     inside = world.load(owner, Attribute(source, "__self__"))
-    return world.stand_in(real, source, world.getattr(inside, real.__name__))
+    return world.stand_in(real, source, real if isinstance(owner, _OWNERS) else world.getattr(inside, name))
 
 
 # Their methods are those of no content.
 _OWNERS = (
     type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GetSetDescriptorType,
     types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
-    torch.Tensor,
 )  # fmt: skip
 
 

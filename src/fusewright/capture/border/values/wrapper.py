@@ -371,9 +371,8 @@ def _guard_attribute(world: World, value: Any, source: Source) -> None:
     """Guards what the class's own code may read of an attribute: constants and containers by value, and what objects
     hold."""
     world.load(value, source)
-    inner = getattr(value, "__dict__", None)
-    if isinstance(inner, dict) and not isinstance(value, (type, torch.Tensor)) and type(value).__flags__ & (1 << 9):
-        for name, held in inner.items():
+    if not isinstance(value, (type, torch.Tensor)) and classes.is_heap_type(type(value)):
+        for name, held in classes.own_attributes(value).items():
             if world.record_of(held) is None:
                 _guard_attribute(world, held, Item(InstanceDict(source), name))
 

@@ -9,7 +9,7 @@ from fusewright._native import isinstance
 from fusewright.base.exception_fields import cause_of, context_of, set_cause
 from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.interfaces import Frame
-from fusewright.capture.border.values.cls import lookup
+from fusewright.capture.border.values.cls import lookup, own_attributes
 from fusewright.capture.bytecode.instructions import NULL, no_special_method
 from fusewright.capture.guards import MISSING
 from fusewright.capture.interpret.opcodes.table import opcode, user_error
@@ -151,7 +151,7 @@ def _special(frame: Frame, manager: object, name: str) -> object:
     if found is MISSING:
         raise user_error(TypeError, no_special_method(cls, name))
     hooked = type(lookup(cls, "__getattribute__")) is types.FunctionType
-    if type(found) is types.FunctionType and (hooked or name in getattr(manager, "__dict__", ())):
+    if type(found) is types.FunctionType and (hooked or name in own_attributes(manager)):
         # neither that nor an instance attribute of this name has a say in it
         return types.MethodType(frame.world.getattr(cls, name), manager)
     return frame.world.getattr(manager, name)
