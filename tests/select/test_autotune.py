@@ -56,6 +56,9 @@ class FakeAutotuner:
             known = self.plan.buffers.keys() | {buffer.name for buffer in candidate.added}
             assert all(known >= set(kernel.buffers) for kernel in candidate.kernels.values()), candidate.name
 
+    def refuses(self, candidate: Candidate) -> bool:
+        return candidate.name in self.refused
+
     def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         self.prepared.append(question.title)
         refused = {c.name: "wrong" for c in question.candidates if c.name in self.refused}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.fx
 
-from fusewright.backends import stage_texts
+from fusewright.backends import kernel_nodes, stage_texts
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base.events import Autotuned, Hint, PassDone, StageDone, Stopped
 from fusewright.base.location import Location
@@ -24,7 +24,7 @@ from fusewright.base.options import environment
 from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
-from fusewright.codegen.device_kernel import DeviceKernel
+from fusewright.codegen.device_kernel import DeviceKernel, WithoutCode
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels, target_of
 from fusewright.codegen.llvm.checked import Checks
@@ -217,7 +217,7 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
 @dataclass(slots=True)
 class Selection:
     """What is chosen between fusion and memory: the plan, block sizes of its kernels on a GPU, and what was measured
-    (see CompiledGraph; None where more should have been: a later compile shall go on)."""
+    (see CompiledGraph; None where more should have been: a later compile shall go on). makers: see LoopProgram."""
 
     plan: Plan
     options: ScheduleOptions
@@ -225,6 +225,11 @@ class Selection:
     half: Literal["", "forward", "backward"]
     tiles: Tiles = field(default_factory=dict)
     autotuned: Measured | None = ()
+    makers: Mapping[str, str] = field(default_factory=dict)
+
+    def refused(self, error: WithoutCode) -> list[Kernel]:
+        """The kernels of the plan that have no code."""
+        return [kernel for name, kernel in self.plan.kernels.items() if name in error.kernels]
 
     @property
     def is_for_rules(self) -> bool:
@@ -321,10 +326,35 @@ class Generated(NamedTuple):
 def generate(
     graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
 ) -> Generated:
-    """The code of a functional graph. Kernels for a GPU are compiled in the background; loading the plan waits for
-    them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
+    """The code of a functional graph. Kernels for a GPU are compiled in the background, and waited for in the end: what
+    their compiler refuses has other blocks then, or its operators are left to PyTorch. `half`: of a joint graph. Raises
+    Unsupported for a graph that has none."""
     run_with_grad_mode(graph)
-    return generate_from(_scheduled(graph, to_compile, half), graph, to_compile, name)
+    last, left = optimise(to_compile, graph, LAST_STAGES), frozenset[str]()
+    while True:
+        selection = _scheduled(last, to_compile, half, left)
+        try:
+            made = generate_from(selection, graph, to_compile, name)
+        except WithoutCode as error:
+            more = kernel_nodes.computing(last, selection.makers, selection.refused(error), left)
+            if more <= left:
+                raise
+            left |= more
+            _tell(to_compile, error, "its operators are called as PyTorch has them")
+            continue
+        codes = {code.name: code for code in made.kernels if isinstance(code, DeviceKernel)}
+        try:
+            if codes:
+                selection.gpu.load(codes, made.plan, to_compile.tell_kernel)
+        except WithoutCode as error:
+            _tell(to_compile, error, "it is generated in another way")
+        else:
+            return made
+
+
+def _tell(to_compile: GraphToCompile, error: WithoutCode, what: str) -> None:
+    for name, why in error.kernels.items():
+        to_compile.notify(Hint(to_compile.function, f"kernel {name} was refused by its compiler, {what}: {why}"))
 
 
 def generate_from(
@@ -396,10 +426,12 @@ def _checks(to_compile: GraphToCompile, plan: Plan, shown: bounds.Shown) -> dict
 
 
 def _scheduled(
-    graph: torch.fx.Graph, to_compile: GraphToCompile, half: Literal["", "forward", "backward"]
+    graph: torch.fx.Graph,
+    to_compile: GraphToCompile,
+    half: Literal["", "forward", "backward"],
+    left: frozenset[str],
 ) -> Selection:
-    """The graph as fused kernels and library calls in order."""
-    graph = optimise(to_compile, graph, LAST_STAGES)
+    """The graph as fused kernels and library calls in order. left: names of nodes that no kernel on a GPU computes."""
     env = env_of(graph)
     options = ScheduleOptions(
         fusion=to_compile.settings["fusion"],
@@ -410,7 +442,7 @@ def _scheduled(
     if plan is not None:
         return Selection(plan, options, None, half)
     run = functools.partial(run_stage, to_compile)
-    refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile)) if _meets_gpu(graph) else None
+    refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile), left) if _meets_gpu(graph) else None
     program: LoopProgram = run(
         "loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion, refuses
     )
@@ -418,7 +450,8 @@ def _scheduled(
     if gpu is not None:
         options = gpu.schedule_options(options, program)
     work = schedule if gpu is None else gpu.scheduled
-    return Selection(run("schedule", "", plan_text, work, program, options), options, gpu, half)
+    plan = run("schedule", "", plan_text, work, program, options)
+    return Selection(plan, options, gpu, half, makers=program.makers)
 
 
 def _left_to_pytorch(to_compile: GraphToCompile, reason: str) -> None:
