@@ -18,6 +18,7 @@ import torch.fx
 
 from fusewright.backends import kernel_nodes, stage_texts
 from fusewright.backends.registry import GraphToCompile
+from fusewright.base.errors import InternalErrorWarning, warn
 from fusewright.base.events import Autotuned, Hint, PassDone, StageDone, Stopped
 from fusewright.base.location import Location
 from fusewright.base.options import environment
@@ -331,6 +332,14 @@ def generate(
     Unsupported for a graph that has none."""
     run_with_grad_mode(graph)
     last, left = optimise(to_compile, graph, LAST_STAGES), frozenset[str]()
+    told: set[str] = set()
+
+    def tell(error: WithoutCode, what: str) -> None:
+        hints = {f"kernel {name} was refused by its compiler, {what}: {why}" for name, why in error.kernels.items()}
+        for hint in sorted(hints - told):
+            to_compile.notify(Hint(to_compile.function, hint))
+        told.update(hints)
+
     while True:
         selection = _scheduled(last, to_compile, half, left)
         try:
@@ -340,21 +349,17 @@ def generate(
             if more <= left:
                 raise
             left |= more
-            _tell(to_compile, error, "its operators are called as PyTorch has them")
+            tell(error, "its operators are called as PyTorch has them")
+            warn(f"{to_compile.function}: {error}; its operators are called as PyTorch has them", InternalErrorWarning)
             continue
         codes = {code.name: code for code in made.kernels if isinstance(code, DeviceKernel)}
         try:
             if codes:
                 selection.gpu.load(codes, made.plan, to_compile.tell_kernel)
         except WithoutCode as error:
-            _tell(to_compile, error, "it is generated in another way")
+            tell(error, "it is generated in another way")
         else:
             return made
-
-
-def _tell(to_compile: GraphToCompile, error: WithoutCode, what: str) -> None:
-    for name, why in error.kernels.items():
-        to_compile.notify(Hint(to_compile.function, f"kernel {name} was refused by its compiler, {what}: {why}"))
 
 
 def generate_from(

@@ -227,8 +227,13 @@ class Compiler:
         while b"\n" not in self.unread:
             ready, _, _ = select.select([self.process.stdout], [], [], LONGEST_COMPILE)
             data = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
-            if not data:
-                self._lose("the compiler process ended" if ready else "the compiler process does not answer")
+            if not data and ready:
+                self._lose("the compiler process ended")
+                return None
+            if not data:  # it was waited for long enough
+                for path in self.asked:
+                    self.errors[path] = Refusal("the compiler process does not answer", lasting=False, times=2)
+                self.stop()
                 return None
             self.unread += data
         line, _, self.unread = self.unread.partition(b"\n")
@@ -273,7 +278,8 @@ def request(kernels: Iterable[DeviceKernel], arch: int, ptx: bool = False) -> No
         if read(path) is not None:
             COMPILER.errors.pop(str(path), None)  # another process has made it
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # who writes it says so
+                path.unlink(missing_ok=True)
             COMPILER.ask(
                 {
                     "text": kernel.text, "symbol": kernel.symbol, "signature": kernel.signature,
@@ -323,6 +329,9 @@ def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
+        return None
+    except OSError as error:
+        warn(f"fusewright's disk cache: GPU kernel {path} cannot be read ({error}); it is compiled again", CacheWarning)
         return None
     try:
         head, _, code = unpack_kernel(path.stem, data).partition(b"\n")
