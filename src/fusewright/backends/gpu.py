@@ -71,7 +71,7 @@ def refuses(tell: Callable[[str], None], left: Collection[str] = ()) -> Refuses:
     refusals, told = Refusals(), set[str]()
 
     def ask(device: torch.device, made: Iterable[Expression | Operation], node: str) -> bool:
-        if device.type == "cuda" and node in left:
+        if node in left:
             return True
         reason = refusals.of(made) if device.type == "cuda" else ""
         if reason and reason not in told:

@@ -40,6 +40,7 @@ from fusewright.graph.seeds import seeds_outside
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.lower.questions import types_in
+from fusewright.loops.lower.registry import Refuses
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
 from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
@@ -313,6 +314,10 @@ PLAN_STAGES = [
 calls, then memory is placed, once."""
 
 
+LIBRARY_STAGES = [stage for stage in PLAN_STAGES if stage.name == "memory"]
+"""The same, where a kernel that was chosen in place of a library call has no code."""
+
+
 class Generated(NamedTuple):
     """plan: the call plan; code: the object file of the CPU kernels; kernels: all of them; calls: of each library call
     by name, the lines that it is put down to; autotuned: what was measured (see `Selection`)."""
@@ -331,7 +336,7 @@ def generate(
     their compiler refuses has other blocks then, or its operators are left to PyTorch. `half`: of a joint graph. Raises
     Unsupported for a graph that has none."""
     run_with_grad_mode(graph)
-    last, left = optimise(to_compile, graph, LAST_STAGES), frozenset[str]()
+    last, left, stages = optimise(to_compile, graph, LAST_STAGES), frozenset[str](), PLAN_STAGES
     told: set[str] = set()
 
     def tell(error: WithoutCode, what: str) -> None:
@@ -343,12 +348,16 @@ def generate(
     while True:
         selection = _scheduled(last, to_compile, half, left)
         try:
-            made = generate_from(selection, graph, to_compile, name)
+            made = generate_from(selection, graph, to_compile, name, stages)
         except WithoutCode as error:
-            more = kernel_nodes.computing(last, selection.makers, selection.refused(error), left)
-            if more <= left:
-                raise
-            left |= more
+            refused = selection.refused(error)
+            if stages is PLAN_STAGES and any(kernel.product or kernel.attention for kernel in refused):
+                stages = LIBRARY_STAGES
+            else:
+                more = kernel_nodes.computing(last, selection.makers, refused, left)
+                if more <= left:
+                    raise
+                left |= more
             tell(error, "its operators are called as PyTorch has them")
             warn(f"{to_compile.function}: {error}; its operators are called as PyTorch has them", InternalErrorWarning)
             continue
@@ -436,18 +445,20 @@ def _scheduled(
     half: Literal["", "forward", "backward"],
     left: frozenset[str],
 ) -> Selection:
-    """The graph as fused kernels and library calls in order. left: names of nodes that no kernel on a GPU computes."""
+    """The graph as fused kernels and library calls in order. left: names of nodes that no kernel computes."""
     env = env_of(graph)
     options = ScheduleOptions(
         fusion=to_compile.settings["fusion"],
         own_bytes=TRAINING_OWN_BYTES if half else None,
         examples={} if env is None else env.examples,
     )
-    plan = None if half else _of_bodies(to_compile, graph, options)
+    plan = None if half or left else _of_bodies(to_compile, graph, options)
     if plan is not None:
         return Selection(plan, options, None, half)
     run = functools.partial(run_stage, to_compile)
-    refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile), left) if _meets_gpu(graph) else None
+    refuses: Refuses | None = (lambda device, made, node: node in left) if left else None
+    if _meets_gpu(graph):
+        refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile), left)
     program: LoopProgram = run(
         "loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion, refuses
     )

@@ -21,8 +21,8 @@ class Unsupported(Exception):
 
 
 class WithoutCode(Unsupported):
-    """Kernels that their compiler has refused, with all blocks that were worth a try. `kernels`: what was said, by the
-    kernels' names."""
+    """Kernels, of a CPU too, that their compiler has refused, with all blocks that were worth a try. `kernels`: what
+    was said, by the kernels' names."""
 
     def __init__(self, kernels: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"kernel {name}: {why}" for name, why in kernels.items()))
