@@ -208,8 +208,9 @@ def load(codes: Mapping[str, DeviceKernel], plan: CallPlan, tell: Callable[[int,
     try:
         cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}, tell)
     except cuda_code.CompileError as error:
-        said = {name: error.refused.get(code.key, "") for name, code in codes.items()}
-        raise WithoutCode({name: why for name, why in said.items() if why}) from error
+        raise WithoutCode(
+            {name: error.refused[code.key] for name, code in codes.items() if code.key in error.refused}
+        ) from error
 
 
 def with_fused_attention(plan: Plan) -> Plan:
