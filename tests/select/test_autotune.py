@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton.gemm_tiles import Computing, ProductShape, ProductTile, product_tiles
 from fusewright.graph import passes
 from fusewright.loops.lower import lower
+from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions, schedule, with_memory
 from fusewright.schedule.plan import Plan, RunKernel
 from fusewright.schedule.verify import verify
-from fusewright.select import autotune
+from fusewright.select import autotune, measure
 from fusewright.select.autotune import Tuned, tune
 from fusewright.select.candidates import FEW, MANY, Budget, Candidate, Question, answer_all, quickest, record_key
 from fusewright.select.measure import GpuAutotuner, disagreement
@@ -55,6 +57,9 @@ class FakeAutotuner:
             assert self.plan is not None
             known = self.plan.buffers.keys() | {buffer.name for buffer in candidate.added}
             assert all(known >= set(kernel.buffers) for kernel in candidate.kernels.values()), candidate.name
+
+    def refuses(self, candidate: Candidate) -> bool:
+        return candidate.name in self.refused
 
     def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         self.prepared.append(question.title)
@@ -402,3 +407,102 @@ def test_what_counts_as_the_same_result(dtype: torch.dtype) -> None:
         odd = expected.clone()
         odd[0] = float("nan")
         assert disagreement(odd, expected, 1e-2) and not disagreement(odd, odd, 1e-2)
+
+
+class Short(FakeAutotuner):
+    """Finds no memory in the measurements of these numbers (all of one turn: with the first, or once it is known who may win)."""
+
+    def __init__(self, at: Sequence[int], error: BaseException) -> None:
+        super().__init__({LIBRARY: 9.0, "a": 2.0, "b": 1.9})
+        self.at, self.error, self.number = at, error, 0
+
+    def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
+        self.number += 1
+        if self.number - 1 in self.at:
+            raise self.error
+        return super().measure(calls, rounds)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("launching a kernel: out of memory")]
+)
+def test_no_memory_while_candidates_are_measured(at: int, error: BaseException) -> None:
+    """What runs without tuning is kept for this question alone, and only until somebody asks again."""
+    records, tuner = Memory(), Short([at], error)
+    answers, unasked = answer_all([question("one", weight=2.0), question("two")], tuner, records, 1000.0, tuner.clock)
+    one, two = answers["key of one"], answers["key of two"]
+    assert (one.winner, one.short, unasked) == (LIBRARY, True, 0) and two.winner == "b" and not two.short
+    assert set(one.refused) == {LIBRARY, "a", "b"} and "out of memory" in one.refused["a"]
+    again = FakeAutotuner({LIBRARY: 9.0, "a": 2.0, "b": 1.9})
+    answers, _ = answer_all([question("one"), question("two")], again, records, 1000.0, again.clock)
+    assert answers["key of one"].winner == "b" and again.prepared == ["one"]
+
+
+def test_a_launch_that_fails_while_it_is_measured_is_no_error_of_the_compile() -> None:
+    tuner = Short([0], RuntimeError("fused_0: launching a kernel: too many resources requested for launch"))
+    answers, _ = answer_all([question("one")], tuner, Memory(), 1000.0, tuner.clock)
+    assert answers["key of one"].winner == LIBRARY and not answers["key of one"].short
+
+
+def test_a_remembered_winner_without_code_is_not_taken() -> None:
+    records, first = Memory(), FakeAutotuner({LIBRARY: 9.0, "a": 2.0, "b": 1.0})
+    answer_all([question("one")], first, records, 1000.0, first.clock)
+    again = FakeAutotuner({LIBRARY: 9.0, "a": 2.0, "b": 1.0}, refused=["b"])
+    answers, _ = answer_all([question("one")], again, records, 1000.0, again.clock)
+    assert answers["key of one"].winner == "a" and again.prepared == ["one"]
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch) -> measure.GpuAutotuner:
+    """Without a GPU: calls give tensors of a CPU."""
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(measure, "plain_mode", nullcontext)
+    monkeypatch.setattr(measure.GpuAutotuner, "_make_flush", lambda self: None)
+    monkeypatch.setattr(measure.GpuAutotuner, "_tried", lambda self, *given: (lambda: None, (torch.ones(3),)))
+    return measure.GpuAutotuner(Plan(), torch.device("cpu"), Processor(), "fake")
+
+
+def test_no_memory_for_comparing_results(tuner: measure.GpuAutotuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disagreement(*given: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(measure, "disagreement", disagreement)
+    calls, refused, short = tuner.prepare(question("one"))
+    assert [name for name, _ in calls] == [LIBRARY] and set(refused) == {"a", "b"} and short
+
+
+def test_what_pytorch_keeps_is_given_back_for_a_measurement(
+    tuner: measure.GpuAutotuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def measured(self: object, calls: object, rounds: int) -> list[list[float]]:
+        tried.append(rounds)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return [[1.0]]
+
+    monkeypatch.setattr(measure.GpuAutotuner, "_measured", measured)
+    assert tuner.measure([None], 5) == [[1.0]] and tried == [5, 5]
+
+
+def test_a_kernel_that_may_come_later_is_asked_for_again(
+    tuner: measure.GpuAutotuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its compiler was killed: that says nothing of the candidate."""
+    one = question("one")
+    tried = measure.GpuAutotuner._tried
+
+    def failing(self: measure.GpuAutotuner, candidate: Candidate, *given: Any) -> Any:
+        if candidate.name == "a":
+            self.codes[id(candidate)] = {"k": SimpleNamespace(key="k")}
+            raise cuda_code.CompileError({"k": "the compiler process ended with status -9"})
+        return tried(self, candidate, *given)
+
+    monkeypatch.setattr(measure.GpuAutotuner, "_tried", failing)
+    for lasting in (False, True):
+        monkeypatch.setattr(cuda_code, "_refused", {("k", 0): cuda_code.Refusal("", lasting)})
+        _, refused, short = tuner.prepare(one)
+        assert set(refused) == {"a"} and short is not lasting

@@ -6,16 +6,23 @@ memory are told apart by the buffers that they write.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
+from fusewright.codegen.analysis import analyse
+from fusewright.codegen.call_plan_types import CallPlan, LaunchCall
+from fusewright.codegen.device_kernel import Processor, WithoutCode
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
+from fusewright.codegen.triton.attention import tile_of
 from fusewright.codegen.triton.capabilities import Refusals
+from fusewright.codegen.triton.gemm_tiles import ProductTile, smaller as smaller_product
 from fusewright.codegen.triton.module import NO_TILES, Tiles
-from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS
+from fusewright.codegen.triton.tiles import PERSISTENT_COLUMNS, Tile, choose, smaller
 from fusewright.loops.ir import Buffer, Expression, Extern, LoopProgram, Operation
+from fusewright.loops.lower.registry import Refuses
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.narrow import store_narrow
@@ -31,6 +38,7 @@ __all__ = [
     "Unsupported",
     "autotune",
     "compile_kernels",
+    "load",
     "may_autotune",
     "refuses",
     "schedule_options",
@@ -57,11 +65,14 @@ def warm_up(inputs: Iterable[object]) -> None:
         cuda_code.warm_up()
 
 
-def refuses(tell: Callable[[str], None]) -> Callable[[torch.device, Iterable[Expression | Operation]], bool]:
-    """Whether there is no code for one of these in a GPU's kernel; it tells each reason once."""
+def refuses(tell: Callable[[str], None], left: Collection[str] = ()) -> Refuses:
+    """Whether there is no code for one of these in a GPU's kernel; it tells each reason once. left: names of nodes that
+    kernels shall not compute."""
     refusals, told = Refusals(), set[str]()
 
-    def ask(device: torch.device, made: Iterable[Expression | Operation]) -> bool:
+    def ask(device: torch.device, made: Iterable[Expression | Operation], node: str) -> bool:
+        if node in left:
+            return True
         reason = refusals.of(made) if device.type == "cuda" else ""
         if reason and reason not in told:
             told.add(reason)
@@ -134,15 +145,72 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
     Raises Unsupported."""
     if cuda_code.triton_version() is None:
         raise Unsupported("a GPU without Triton (pip install triton)")
+    if cuda_code.is_broken():
+        raise Unsupported("a GPU: Triton's process has ended twice without an answer")
     groups: dict[int, list[Kernel]] = {}
     for kernel in kernels:
         groups.setdefault(home(kernel, plan.buffers).index or 0, []).append(kernel)
     made: dict[str, DeviceKernel] = {}
     for index, group in groups.items():
-        codes = generate(group, plan.buffers, cuda_code.target(index), tiles)
+        codes = _accepted(group, plan.buffers, index, tiles)
         cuda_code.request(codes.values(), cuda_code.processor(index).arch)
         made.update(codes)
     return made
+
+
+def _accepted(
+    kernels: list[Kernel], buffers: Mapping[str, Buffer], index: int, tiles: Tiles
+) -> dict[str, DeviceKernel]:
+    """The kernels with blocks that no compiler is known to refuse. Raises Unsupported, of which WithoutCode says that
+    no such blocks are left."""
+    processor, tiles = cuda_code.target(index), dict(tiles)
+    untried: dict[str, Iterator[Tile | ProductTile]] = {}
+    while True:
+        codes = generate(kernels, buffers, processor, tiles)
+        refused = {name: why for name, code in codes.items() if (why := cuda_code.refusal(code.key, index))}
+        if not refused:
+            return codes
+        without = {}
+        for kernel in kernels:
+            if kernel.name in refused:
+                others = untried.setdefault(kernel.name, _other_tiles(kernel, buffers, processor, tiles))
+                tile = next(others, None)
+                if tile is None:
+                    without[kernel.name] = refused[kernel.name]
+                else:
+                    tiles[kernel.name] = tile
+        if without:
+            raise WithoutCode(without)
+
+
+def _other_tiles(
+    kernel: Kernel, buffers: Mapping[str, Buffer], processor: Processor, tiles: Tiles
+) -> Iterator[Tile | ProductTile]:
+    """What is worth a try after the kernel's own blocks (those in `tiles`, or the rules')."""
+    tile = tiles.get(kernel.name)
+    found: list[Tile | ProductTile] = []
+    if kernel.product is None:
+        first = choose(analyse(kernel), processor)
+        found += [first] * (tile not in (None, first))
+        found += smaller(first)
+    else:
+        own = tile_of(kernel) if tile is None else tile
+        found += smaller_product(own) if isinstance(own, ProductTile) else []
+    for one in found:
+        with contextlib.suppress(Unsupported):
+            generate([kernel], buffers, processor, {kernel.name: one})
+            yield one
+
+
+def load(codes: Mapping[str, DeviceKernel], plan: CallPlan, tell: Callable[[int, int], None]) -> None:
+    """Waits for the machine code of the plan's kernels, and loads it. `tell`: see cuda_code.load. Raises WithoutCode
+    for kernels that were refused, by name: `compile_kernels` makes others of them, or has none."""
+    try:
+        cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}, tell)
+    except cuda_code.CompileError as error:
+        raise WithoutCode(
+            {name: error.refused[code.key] for name, code in codes.items() if code.key in error.refused}
+        ) from error
 
 
 def with_fused_attention(plan: Plan) -> Plan:
@@ -154,7 +222,7 @@ def with_fused_attention(plan: Plan) -> Plan:
         if device.type != "cuda" or cuda_code.triton_version() is None:
             return False
         try:
-            generate([kernel], buffers, cuda_code.target(device.index or 0))
+            _accepted([kernel], buffers, device.index or 0, NO_TILES)
         except Unsupported:
             return False
         return True

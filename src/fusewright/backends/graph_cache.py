@@ -172,6 +172,15 @@ def load_plan(
     return made
 
 
+def short_of_kernels(plan: CallPlan) -> bool:
+    """Whether a later process may find more kernels for the plan's GPUs than this one did."""
+    if all(slot.device == "cpu" for slot in plan.slots):
+        return False
+    from fusewright.runtime import cuda_code
+
+    return cuda_code.short_of_kernels()
+
+
 def _recorded(to_compile: GraphToCompile, made: Any, plan: CallPlan, load: Callable[[CallPlan], Any]) -> Any:
     """The plan behind a CUDA graph; half of a joint graph waits for the other half. `load`: makes a native plan."""
     if to_compile.backward is not None and not to_compile.settings["triton.cudagraphs_training"]:

@@ -166,7 +166,7 @@ def _generate(
                 functools.partial(str, kernel.source),
             )
         )
-    if made.autotuned is not None:
+    if made.autotuned is not None and not graph_cache.short_of_kernels(made.plan):
         graph_cache.save(to_compile, lookup, compiled, made)
     return loaded
 

@@ -10,21 +10,22 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.fx
 
-from fusewright.backends import stage_texts
+from fusewright.backends import kernel_nodes, stage_texts
 from fusewright.backends.registry import GraphToCompile
+from fusewright.base.errors import InternalErrorWarning, warn
 from fusewright.base.events import Autotuned, Hint, PassDone, StageDone, Stopped
 from fusewright.base.location import Location
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
-from fusewright.codegen.device_kernel import DeviceKernel
+from fusewright.codegen.device_kernel import DeviceKernel, WithoutCode
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels, target_of
 from fusewright.codegen.llvm.checked import Checks
@@ -39,6 +40,7 @@ from fusewright.graph.seeds import seeds_outside
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.lower.questions import types_in
+from fusewright.loops.lower.registry import Refuses
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
 from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
@@ -217,7 +219,7 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
 @dataclass(slots=True)
 class Selection:
     """What is chosen between fusion and memory: the plan, block sizes of its kernels on a GPU, and what was measured
-    (see CompiledGraph; None where more should have been: a later compile shall go on)."""
+    (see CompiledGraph; None where more should have been: a later compile shall go on). makers: see LoopProgram."""
 
     plan: Plan
     options: ScheduleOptions
@@ -225,6 +227,11 @@ class Selection:
     half: Literal["", "forward", "backward"]
     tiles: Tiles = field(default_factory=dict)
     autotuned: Measured | None = ()
+    makers: Mapping[str, str] = field(default_factory=dict)
+
+    def refused(self, error: WithoutCode) -> list[Kernel]:
+        """The kernels of the plan that have no code."""
+        return [kernel for name, kernel in self.plan.kernels.items() if name in error.kernels]
 
     @property
     def is_for_rules(self) -> bool:
@@ -307,6 +314,10 @@ PLAN_STAGES = [
 calls, then memory is placed, once."""
 
 
+LIBRARY_STAGES = [stage for stage in PLAN_STAGES if stage.name == "memory"]
+"""The same, where a kernel that was chosen in place of a library call has no code."""
+
+
 class Generated(NamedTuple):
     """plan: the call plan; code: the object file of the CPU kernels; kernels: all of them; calls: of each library call
     by name, the lines that it is put down to; autotuned: what was measured (see `Selection`)."""
@@ -321,10 +332,43 @@ class Generated(NamedTuple):
 def generate(
     graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
 ) -> Generated:
-    """The code of a functional graph. Kernels for a GPU are compiled in the background; loading the plan waits for
-    them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
+    """The code of a functional graph. Kernels for a GPU are compiled in the background, and waited for in the end: what
+    their compiler refuses has other blocks then, or its operators are left to PyTorch. `half`: of a joint graph. Raises
+    Unsupported for a graph that has none."""
     run_with_grad_mode(graph)
-    return generate_from(_scheduled(graph, to_compile, half), graph, to_compile, name)
+    last, left, stages = optimise(to_compile, graph, LAST_STAGES), frozenset[str](), PLAN_STAGES
+    told: set[str] = set()
+
+    def tell(error: WithoutCode, what: str) -> None:
+        hints = {f"kernel {name} was refused by its compiler, {what}: {why}" for name, why in error.kernels.items()}
+        for hint in sorted(hints - told):
+            to_compile.notify(Hint(to_compile.function, hint))
+        told.update(hints)
+
+    while True:
+        selection = _scheduled(last, to_compile, half, left)
+        try:
+            made = generate_from(selection, graph, to_compile, name, stages)
+        except WithoutCode as error:
+            refused = selection.refused(error)
+            if stages is PLAN_STAGES and any(kernel.product or kernel.attention for kernel in refused):
+                stages = LIBRARY_STAGES
+            else:
+                more = kernel_nodes.computing(last, selection.makers, refused, left)
+                if more <= left:
+                    raise
+                left |= more
+            tell(error, "its operators are called as PyTorch has them")
+            warn(f"{to_compile.function}: {error}; its operators are called as PyTorch has them", InternalErrorWarning)
+            continue
+        codes = {code.name: code for code in made.kernels if isinstance(code, DeviceKernel)}
+        try:
+            if codes:
+                selection.gpu.load(codes, made.plan, to_compile.tell_kernel)
+        except WithoutCode as error:
+            tell(error, "it is generated in another way")
+        else:
+            return made
 
 
 def generate_from(
@@ -396,21 +440,25 @@ def _checks(to_compile: GraphToCompile, plan: Plan, shown: bounds.Shown) -> dict
 
 
 def _scheduled(
-    graph: torch.fx.Graph, to_compile: GraphToCompile, half: Literal["", "forward", "backward"]
+    graph: torch.fx.Graph,
+    to_compile: GraphToCompile,
+    half: Literal["", "forward", "backward"],
+    left: frozenset[str],
 ) -> Selection:
-    """The graph as fused kernels and library calls in order."""
-    graph = optimise(to_compile, graph, LAST_STAGES)
+    """The graph as fused kernels and library calls in order. left: names of nodes that no kernel computes."""
     env = env_of(graph)
     options = ScheduleOptions(
         fusion=to_compile.settings["fusion"],
         own_bytes=TRAINING_OWN_BYTES if half else None,
         examples={} if env is None else env.examples,
     )
-    plan = None if half else _of_bodies(to_compile, graph, options)
+    plan = None if half or left else _of_bodies(to_compile, graph, options)
     if plan is not None:
         return Selection(plan, options, None, half)
     run = functools.partial(run_stage, to_compile)
-    refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile)) if _meets_gpu(graph) else None
+    refuses: Refuses | None = (lambda device, made, node: node in left) if left else None
+    if _meets_gpu(graph):
+        refuses = _gpu().refuses(functools.partial(_left_to_pytorch, to_compile), left)
     program: LoopProgram = run(
         "loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion, refuses
     )
@@ -418,7 +466,8 @@ def _scheduled(
     if gpu is not None:
         options = gpu.schedule_options(options, program)
     work = schedule if gpu is None else gpu.scheduled
-    return Selection(run("schedule", "", plan_text, work, program, options), options, gpu, half)
+    plan = run("schedule", "", plan_text, work, program, options)
+    return Selection(plan, options, gpu, half, makers=program.makers)
 
 
 def _left_to_pytorch(to_compile: GraphToCompile, reason: str) -> None:

@@ -106,7 +106,8 @@ class CacheWarning(UserWarning):
 
 
 class InternalErrorWarning(UserWarning):
-    """A defect of fusewright itself was met; the function runs eagerly instead, with the right result."""
+    """A defect of fusewright itself, or of a compiler that it uses, was met; the function, or the operators of one
+    kernel, run eagerly instead, with the right result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ Takes nothing; defines the types between codegen/triton and the runtime. A kerne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fusewright.base.location import Location
@@ -16,6 +18,15 @@ from fusewright.sizes.expressions import Dim, Expr
 class Unsupported(Exception):
     """The kernel holds something that cannot be generated for a GPU; the message says what. Lowering has asked before
     (codegen/triton/capabilities.py); a graph that is left with such a kernel runs its operators eagerly."""
+
+
+class WithoutCode(Unsupported):
+    """Kernels, of a CPU too, that their compiler has refused, with all blocks that were worth a try. `kernels`: what
+    was said, by the kernels' names."""
+
+    def __init__(self, kernels: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"kernel {name}: {why}" for name, why in kernels.items()))
+        self.kernels = kernels
 
 
 MOST_PARAMETERS = 500

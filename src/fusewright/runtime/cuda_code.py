@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from fusewright.base.errors import CacheWarning, warn
 from fusewright.base.options import cache_folder, environment
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.signals import memory_was_short
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
 from fusewright.runtime.cache import (
     KERNEL_FOLDER,
@@ -47,8 +49,28 @@ LONGEST_COMPILE = 300.0
 _PROGRAM = Path(__file__).parents[1] / "codegen" / "triton" / "compiler.py"
 
 
-class CompileError(RuntimeError):
-    """Triton refused a kernel, or cannot be run."""
+class CompileError(LoadError):
+    """Triton, the assembler or the driver refused kernels, or Triton cannot be run. `refused`: what was said, by the
+    kernels' keys; `refusal` knows them from now on."""
+
+    def __init__(self, refused: dict[str, str]) -> None:
+        super().__init__("; ".join(dict.fromkeys(refused.values())))
+        self.refused = refused
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What was said of a kernel. lasting: it says something of the kernel, not of the moment (memory, a full disk, a
+    process that was killed). times: how often the kernel was tried."""
+
+    text: str
+    lasting: bool
+    times: int = 1
+
+    @property
+    def is_final(self) -> bool:
+        """Whether this process does not try again."""
+        return self.lasting or self.times > 1
 
 
 @functools.cache
@@ -139,66 +161,99 @@ class Compiler:
     process: subprocess.Popen[bytes] | None = None
     owner: int = 0  # the process that started it: a fork of that one has a compiler of its own
     asked: set[str] = field(default_factory=set)
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, Refusal] = field(default_factory=dict)
     unread: bytes = b""
+    lost: int = 0  # processes, one after the other, that ended before they gave an answer
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def start(self) -> None:
+        """Raises OSError where there is no process to be had."""
         with self.lock:
-            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
-                self.owner = os.getpid()
-                self.asked.clear()
-                self.unread = b""
-                count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-                command = [sys.executable, str(_PROGRAM), str(count)]
-                # In a process group of its own: Ctrl-C at a terminal is for the program. It ends when its input does.
-                self.process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, process_group=0
-                )
-                atexit.register(self.stop)
+            if self.process is not None and self.owner == os.getpid():
+                if self.process.poll() is None:
+                    return
+                self._lose("the compiler process ended")
+            self.owner = os.getpid()
+            self.asked.clear()
+            self.unread = b""
+            count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            command = [sys.executable, str(_PROGRAM), str(count)]
+            # In a process group of its own: Ctrl-C at a terminal is for the program. It ends when its input does.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, process_group=0
+            )
+            atexit.register(self.stop)
 
     def ask(self, job: dict[str, Any]) -> None:
+        """Has the job done, unless it was refused for good; `wait` says what became of it."""
+        path = job["path"]
         with self.lock:
-            self.start()
-            if job["path"] in self.asked:
+            if path in self.errors and self.errors[path].is_final:
                 return
-            assert self.process is not None and self.process.stdin is not None
-            data = memoryview(json.dumps(job).encode() + b"\n")
-            while data:
-                data = data[self.process.stdin.write(data) or 0 :]
-            self.asked.add(job["path"])
-            self.errors.pop(job["path"], None)
+            try:
+                self.start()
+                if path in self.asked:
+                    return
+                self.asked.add(path)
+                assert self.process is not None and self.process.stdin is not None
+                data = memoryview(json.dumps(job).encode() + b"\n")
+                while data:
+                    data = data[self.process.stdin.write(data) or 0 :]
+            except OSError as error:
+                self.asked.add(path)
+                self._lose(f"the compiler process cannot be used: {error}")
 
     def wait(self, path: str) -> None:
         """Until the job of that path has been answered. Raises CompileError with Triton's message."""
         with self.lock:
             while path in self.asked and self.owner == os.getpid():
-                answer = json.loads(self._line())
+                line = self._line()
+                if line is None:
+                    continue
+                answer = json.loads(line)
+                self.lost = 0
                 self.asked.discard(answer["path"])
-                if answer["error"]:
-                    self.errors[answer["path"]] = answer["error"]
-        if path in self.errors:
-            raise CompileError(self.errors[path])
+                self.errors.pop(answer["path"], None) if not answer["error"] else self._refuse(**answer)
+            if path in self.errors:
+                raise CompileError({path: self.errors[path].text})
 
-    def _line(self) -> bytes:
+    def _refuse(self, path: str, error: str, lasting: bool) -> None:
+        before = self.errors.get(path)
+        self.errors[path] = Refusal(error, lasting, 1 if before is None else before.times + 1)
+
+    def _line(self) -> bytes | None:
+        """None where there is none to come: nothing is asked any more then."""
         assert self.process is not None and self.process.stdout is not None
         while b"\n" not in self.unread:
             ready, _, _ = select.select([self.process.stdout], [], [], LONGEST_COMPILE)
             data = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
-            if not data:
+            if not data and ready:
+                self._lose("the compiler process ended")
+                return None
+            if not data:  # it was waited for long enough
+                for path in self.asked:
+                    self.errors[path] = Refusal("the compiler process does not answer", lasting=False, times=2)
                 self.stop()
-                raise CompileError("the compiler process ended or does not answer")
+                return None
             self.unread += data
         line, _, self.unread = self.unread.partition(b"\n")
         return line
 
+    def _lose(self, why: str) -> None:
+        """The process is of no use any more, nor are its jobs."""
+        self.lost += 1
+        for path in self.asked:
+            self._refuse(path, why, lasting=False)
+        self.stop()
+
     def stop(self) -> None:
         if self.process is not None and self.owner == os.getpid():
-            with contextlib.suppress(OSError):
-                self.process.kill()
-                self.process.wait()
-            self.process = None
-            self.asked.clear()
+            if self.process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self.process.pid, signal.SIGKILL)  # and what is being compiled, perhaps for ever
+            self.process.wait()
+        self.process = None
+        self.asked.clear()
 
 
 COMPILER = Compiler()
@@ -207,15 +262,24 @@ COMPILER = Compiler()
 def warm_up() -> None:
     """Starts the compiler process before the first kernel is known."""
     if triton_version() is not None:
-        COMPILER.start()
+        with contextlib.suppress(OSError):  # the first kernel meets it again
+            COMPILER.start()
+
+
+def is_broken() -> bool:
+    """Whether no kernel can be compiled: one compiler process after the other has ended without any answer."""
+    return COMPILER.lost > 1
 
 
 def request(kernels: Iterable[DeviceKernel], arch: int, ptx: bool = False) -> None:
     """Has machine code made for those that the store lacks. ptx: with its PTX."""
     for kernel in kernels:
         path = path_of(kernel.key, arch, ptx)
-        if read(path) is None:
-            path.unlink(missing_ok=True)
+        if read(path) is not None:
+            COMPILER.errors.pop(str(path), None)  # another process has made it
+        else:
+            with contextlib.suppress(OSError):  # who writes it says so
+                path.unlink(missing_ok=True)
             COMPILER.ask(
                 {
                     "text": kernel.text, "symbol": kernel.symbol, "signature": kernel.signature,
@@ -230,6 +294,34 @@ def request(kernels: Iterable[DeviceKernel], arch: int, ptx: bool = False) -> No
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 _loaded: dict[tuple[str, int], DeviceFunction] = {}
+_refused: dict[tuple[str, int], Refusal] = {}
+"""By the driver, of each GPU."""
+
+
+def refusal(key: str, index: int) -> str:
+    """What was said of a kernel that the GPU of that number cannot have, as far as this process knows; nothing of
+    others."""
+    found = _refusal(key, index)
+    return found.text if found is not None and found.is_final else ""
+
+
+def may_come(key: str, index: int) -> bool:
+    """Whether a kernel was refused for a reason of the moment."""
+    found = _refusal(key, index)
+    return found is not None and not found.lasting
+
+
+def _refusal(key: str, index: int) -> Refusal | None:
+    found = _refused.get((key, index))
+    if found is None and COMPILER.errors:
+        found = COMPILER.errors.get(str(path_of(key, processor(index).arch)))
+    return found
+
+
+def short_of_kernels() -> bool:
+    """Whether kernels were refused for reasons of the moment: what was generated without them is not kept on disk."""
+    refused = (*COMPILER.errors.values(), *_refused.values())
+    return COMPILER.lost > 0 or any(not found.lasting for found in refused)
 
 
 def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
@@ -237,6 +329,9 @@ def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
+        return None
+    except OSError as error:
+        warn(f"fusewright's disk cache: GPU kernel {path} cannot be read ({error}); it is compiled again", CacheWarning)
         return None
     try:
         head, _, code = unpack_kernel(path.stem, data).partition(b"\n")
@@ -252,14 +347,21 @@ def load(
 ) -> dict[str, DeviceFunction]:
     """The functions of kernels, given as (key, number of the GPU), by `device_key`; waits for what is being compiled,
     and tells the number of each kernel before that, and how many there are. Raises LoadError for one that is not in the
-    store, CompileError for one that Triton refused."""
+    store, CompileError with all that were refused."""
     functions: dict[str, DeviceFunction] = {}
+    refused: dict[str, str] = {}
     for number, (key, index) in enumerate(wanted, 1):
         tell(number, len(wanted))
-        found = _loaded.get((key, index))
-        if found is None:
-            found = _loaded[key, index] = _load(key, index)
-        functions[device_key(key, index)] = found
+        try:
+            found = _loaded.get((key, index))
+            if found is None:
+                found = _loaded[key, index] = _load(key, index)
+        except CompileError as error:
+            refused |= error.refused
+        else:
+            functions[device_key(key, index)] = found
+    if refused:
+        raise CompileError(refused)
     return functions
 
 
@@ -267,7 +369,10 @@ def made(key: str, arch: int, ptx: bool = False) -> tuple[dict[str, Any], bytes]
     """(what a launch needs to know, machine code) of a kernel that was asked for: waits for it. Raises LoadError and
     CompileError as `load` does."""
     path = path_of(key, arch, ptx)
-    COMPILER.wait(str(path))
+    try:
+        COMPILER.wait(str(path))
+    except CompileError as error:
+        raise CompileError({key: str(error)}) from None
     found = read(path)
     if found is None:
         raise LoadError(f"the machine code of kernel {key} is not in {path}")
@@ -275,12 +380,29 @@ def made(key: str, arch: int, ptx: bool = False) -> tuple[dict[str, Any], bytes]
 
 
 def _load(key: str, index: int) -> DeviceFunction:
+    known = _refused.get((key, index))
+    if known is not None:
+        raise CompileError({key: known.text})
     launch, code = made(key, processor(index).arch)
     with torch.cuda.device(index):
         torch.cuda.current_stream()  # makes PyTorch create the device's context
         try:
-            handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])
-        except torch.OutOfMemoryError:  # PyTorch may keep what is free for itself
-            torch.cuda.empty_cache()
-            handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])
+            handle = _function(code, launch)
+        except RuntimeError as error:  # its shared memory is more than there is, say
+            if memory_was_short(error):
+                raise
+            lasting = not torch.cuda.is_current_stream_capturing()
+            if lasting:
+                torch.cuda.synchronize()  # raises where the error is an earlier kernel's
+            _refused[key, index] = Refusal(str(error), lasting, times=2)
+            raise CompileError({key: str(error)}) from error
     return DeviceFunction(handle, 32 * launch["warps"], launch["shared"])
+
+
+def _function(code: bytes, launch: dict[str, Any]) -> int:
+    try:
+        handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])
+    except torch.OutOfMemoryError:  # PyTorch may keep what is free for itself
+        torch.cuda.empty_cache()
+        handle, _, _ = _native.cuda_load(code, launch["name"], launch["shared"])
+    return int(handle)

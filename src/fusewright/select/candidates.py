@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.signals import memory_was_short
 from fusewright.base.thresholds import MARGIN, MAY_WIN
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.tiles import Tile
@@ -97,12 +98,15 @@ class Autotuner(Protocol):
     def request(self, candidates: Sequence[Candidate]) -> None:
         """Has the candidates' kernels compiled in the background."""
 
+    def refuses(self, candidate: Candidate) -> bool:
+        """Whether a kernel of the candidate is known to have no code."""
+
     def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         """(name and call of each candidate that runs and whose results agree with the first one's, why the others do
         not, whether one of these found no memory)."""
 
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
-        """Seconds of each call in each round; calls take turns."""
+        """Seconds of each call in each round; calls take turns. Raises RuntimeError where one fails."""
 
 
 class Records(Protocol):
@@ -157,7 +161,12 @@ def answer_all(
         winner = question.candidates[0].name
         times: dict[str, float] = {}
         if len(calls) > 1:
-            winner, times = quickest(calls, tuner.measure, question.delay)
+            try:
+                winner, times = quickest(calls, tuner.measure, question.delay)
+            except RuntimeError as error:  # a call found no memory, say, or other processes have taken it meanwhile
+                short = short or memory_was_short(error)
+                why = f"failed while it was measured: {error}".splitlines()[0][:200]
+                refused = {**refused, **{name: why for name, _ in calls}}
         places = len(question.places)
         answers[question.key] = Answer(question.title, winner, times, refused, places=places, short=short)
         if records is not None and times and not short:
@@ -212,7 +221,9 @@ def _read(records: Records, tuner: Autotuner, question: Question, key: str) -> t
 
 def _remembered(records: Records, tuner: Autotuner, question: Question) -> Answer | None:
     found = _read(records, tuner, question, question.key)
-    return found and Answer(question.title, *found, remembered=True, places=len(question.places))
+    if found is None or any(tuner.refuses(one) for one in question.candidates if one.name == found[0]):
+        return None
+    return Answer(question.title, *found, remembered=True, places=len(question.places))
 
 
 def _shortened(records: Records, tuner: Autotuner, question: Question) -> Question:

@@ -174,6 +174,17 @@ class GpuAutotuner:
             except Unsupported:
                 continue  # `prepare` says so
 
+    def refuses(self, candidate: Candidate) -> bool:
+        try:
+            return any(cuda_code.refusal(code.key, self.device.index or 0) for code in self._codes(candidate).values())
+        except Unsupported:
+            return True
+
+    def _was_of_the_moment(self, candidate: Candidate) -> bool:
+        """Whether a kernel of the candidate was refused for a reason that says nothing of it."""
+        codes = self.codes.get(id(candidate), {}).values()
+        return any(cuda_code.may_come(code.key, self.device.index or 0) for code in codes)
+
     def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str], bool]:
         calls: list[tuple[str, Any]] = []
         short = False
@@ -189,23 +200,20 @@ class GpuAutotuner:
             for candidate in question.candidates:
                 try:
                     call, results = self._tried(candidate, question, tensors, generator)
+                    pairs = zip(results, expected, strict=True) if calls else ()
+                    wrong = [text for a, b in pairs if (text := disagreement(a, b, question.tolerance))]
                 except (
                     Unsupported,
                     RuntimeError,
                     ValueError,
                 ) as error:  # refused by Triton, the driver or the plan; or no memory
-                    short = short or memory_was_short(error)
+                    short = short or memory_was_short(error) or self._was_of_the_moment(candidate)
                     refused[candidate.name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                     if not calls:  # without the library's result there is nothing to compare with
                         return [], refused, short
                     continue
                 if not calls:
                     expected = results
-                wrong = [
-                    text
-                    for a, b in zip(results, expected, strict=True)
-                    if (text := disagreement(a, b, question.tolerance))
-                ]
                 if wrong:
                     refused[candidate.name] = f"wrong: {wrong[0]}"
                 else:
@@ -255,6 +263,17 @@ class GpuAutotuner:
         return self.flush
 
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
+        """Raises RuntimeError where a call fails, such as torch.OutOfMemoryError: memory that is short is sought in
+        PyTorch's cache first."""
+        try:
+            return self._measured(calls, rounds)
+        except RuntimeError as error:
+            if not memory_was_short(error):
+                raise
+        torch.cuda.empty_cache()
+        return self._measured(calls, rounds)
+
+    def _measured(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         with torch.cuda.device(self.device), plain_mode():
             flush = self._make_flush()
             events = [

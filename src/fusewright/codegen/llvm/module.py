@@ -21,6 +21,7 @@ from fusewright.base.libraries import library_path
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import tree_size, values_of
+from fusewright.codegen.device_kernel import WithoutCode
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.codegen.llvm.checked import Checks, with_checks
 from fusewright.codegen.llvm.emit.target import LEVELS, Target, describe
@@ -149,7 +150,7 @@ def compile_kernels(
     number of each kernel before its code is written, and how many there are; `vector_functions`: SLEEF's, which
     PyTorch's library has, may be called, else only the C library's.
 
-    Raises ValueError for an operation that `capabilities.supports` denies.
+    Raises ValueError for an operation that `capabilities.supports` denies, WithoutCode for kernels that LLVM refuses.
     """
     machine = _machine(without, target)
     processor = machine.target if vector_functions else replace(machine.target, has_symbol=lambda name: False)
@@ -173,8 +174,25 @@ def compile_kernels(
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")
         rooms = () if check is None else check.rooms
         codes[kernel.name] = replace(_code(kernel, text, key, symbol, functions[symbol]), sizes=(*kernel.sizes, *rooms))
-    ir = "\n".join([f'target triple = "{machine.target.triple}"', *declarations.values(), *functions.values()]) + "\n"
-    return CompiledModule(codes, _compile(machine, ir) if functions else b"", ir)
+    ir = _text(machine, declarations, functions.values())
+    try:
+        return CompiledModule(codes, _compile(machine, ir) if functions else b"", ir)
+    except RuntimeError as error:
+        refused: dict[str, str] = {}
+        for symbol, function in functions.items():
+            try:
+                _compile(machine, _text(machine, declarations, [function]))
+            except RuntimeError as why:
+                refused[symbol] = str(why)
+        if not refused:  # each alone is taken
+            raise
+        raise WithoutCode(
+            {name: refused[code.symbol] for name, code in codes.items() if code.symbol in refused}
+        ) from error
+
+
+def _text(machine: _Machine, declarations: Mapping[str, str], functions: Iterable[str]) -> str:
+    return "\n".join([f'target triple = "{machine.target.triple}"', *declarations.values(), *functions]) + "\n"
 
 
 def _emit(kernel: Kernel, target: Target, declarations: dict[str, str]) -> KernelText:

@@ -4,8 +4,9 @@ fusewright or PyTorch.
 Takes, on standard input, one job a line (JSON: text, symbol, signature, aligned, warps, stages, checks, scratch, arch,
 whether the PTX is wanted too, and the path of the result); starts a child process for each, as many at a time as there
 are processors; writes the result (machine code behind a line of JSON) to the path under another name first, and then
-one line of JSON on standard output: {"path", "error"}. Ends when its input ends.
-Always holds: a file at a job's path is complete; a crash of Triton's is an answer with an error, never silence.
+one line of JSON on standard output: {"path", "error", "lasting"}. Ends when its input ends.
+Always holds: a file at a job's path is complete; a crash of Triton's is an answer with an error, never silence. An
+error that is not lasting is of this moment.
 """
 
 import collections
@@ -15,6 +16,7 @@ import json
 import linecache
 import os
 import selectors
+import signal
 import sys
 import types
 from pathlib import Path
@@ -82,37 +84,49 @@ def machine_code(job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     return module, launch | ptx
 
 
-def _work(job: dict[str, Any]) -> str:
-    """Compiles into the job's path; the error, or nothing."""
+def _work(job: dict[str, Any]) -> tuple[str, bool]:
+    """Compiles into the job's path; (the error, whether it lasts), or nothing."""
     try:
         code, launch = machine_code(job)
+        _write(Path(job["path"]), code, launch)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[:3000]
-    path = Path(job["path"])
+        text = f"{type(error).__name__}: {error}"[:3000]
+        # The assembler is a process too, and memory may be short for it.
+        short = f"failed with error code {-signal.SIGKILL}", "out of memory", "Memory allocation failure"
+        return text, not (isinstance(error, (OSError, MemoryError)) or any(part in text for part in short))
+    return "", False
+
+
+def _write(path: Path, code: bytes, launch: dict[str, Any]) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     body = json.dumps(launch).encode() + b"\n" + code
     # Whoever reads it checks the hash (runtime/cache.py), which covers the name too, before a byte of it is used.
     temporary.write_bytes(MAGIC + hashlib.sha256(path.stem.encode() + b"\0" + body).hexdigest().encode() + b"\n" + body)
     temporary.replace(path)
-    return ""
 
 
-def _answer(answers: IO[str], job: dict[str, Any], error: str) -> None:
-    answers.write(json.dumps({"path": job["path"], "error": error}) + "\n")
+def _answer(answers: IO[str], job: dict[str, Any], error: str, lasting: bool) -> None:
+    answers.write(json.dumps({"path": job["path"], "error": error, "lasting": lasting}) + "\n")
     answers.flush()
 
 
 def _child(job: dict[str, Any]) -> tuple[int, int]:
     """(process, the pipe on which it tells its error). It does nothing but this job."""
     reader, writer = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError:
+        os.close(reader)
+        os.close(writer)
+        raise
     if child:
         os.close(writer)
         return child, reader
     code = 1
     try:
         os.close(reader)
-        os.write(writer, _work(job).encode())
+        error, lasting = _work(job)
+        os.write(writer, (str(int(lasting)) + error).encode())
         code = 0
     finally:
         os._exit(code)
@@ -132,10 +146,14 @@ def serve(limit: int) -> None:
     while open_ or waiting or running:
         while waiting and len(running) < limit:
             job = waiting.popleft()
-            child, pipe = _child(job)
+            try:
+                child, pipe = _child(job)
+            except OSError as error:  # no process, or no pipe, to be had
+                _answer(answers, job, str(error), lasting=False)
+                continue
             running[pipe] = (job, child)
             selector.register(pipe, selectors.EVENT_READ)
-        for key, _ in selector.select():
+        for key, _ in selector.select() if open_ or running else ():
             if key.fd == 0:
                 data = os.read(0, 1 << 16)
                 if not data:
@@ -150,9 +168,14 @@ def serve(limit: int) -> None:
             with os.fdopen(
                 key.fd, "rb"
             ) as answer:  # a child writes once, at its end: what is left to read comes at once
-                error = answer.read().decode(errors="replace")
+                told = answer.read().decode(errors="replace")
             _, status = os.waitpid(child, 0)
-            _answer(answers, job, error or ("" if status == 0 else f"the compiler process ended with status {status}"))
+            if told:
+                _answer(answers, job, told[1:], lasting=told[0] == "1")
+            else:  # who kills a process means no kernel; a crash is the kernel's
+                by = os.waitstatus_to_exitcode(status)
+                crashed = -by in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE)
+                _answer(answers, job, f"the compiler process ended with status {by}", crashed)
 
 
 if __name__ == "__main__":

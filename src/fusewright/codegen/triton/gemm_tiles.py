@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fusewright.base.records import dataclass
+from fusewright.base.records import dataclass, replace
 from fusewright.base.thresholds import SKINNY
 from fusewright.codegen.device_kernel import Processor
 
@@ -61,6 +61,14 @@ class ProductTile:
     def text(self) -> str:
         bulk = f", {self.programs} programs" if self.programs else ""
         return f"{self.y}x{self.x}x{self.k}, {self.warps} warps, {self.stages} stages{bulk}"
+
+
+def smaller(tile: ProductTile) -> list[ProductTile]:
+    """What is tried, in this order, where a kernel's compiler refuses its blocks: fewer steps in flight, and then
+    smaller blocks of them."""
+    fewer = replace(tile, stages=1)
+    halved = replace(fewer, y=max(tile.y // 2, 16), k=max(tile.k // 2, 16))
+    return [one for one in dict.fromkeys((fewer, halved)) if one != tile]
 
 
 _WIDE = (

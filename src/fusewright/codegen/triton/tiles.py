@@ -50,6 +50,8 @@ the columns of 16384x2048 bfloat16 on an H100: 33 us instead of 42)."""
 SHARED_BYTES = 2
 """The widest elements of which points share a thread: bilinear resampling of bfloat16 takes 0.055 instead of 0.066 ms
 on an H100, of float32, whose loads take longer than that work, 0.072 instead of 0.065."""
+LONGEST_STEP = 1024
+"""Elements of a step where blocks were refused."""
 MUCH_WORK = 12
 """Operations that compute places, from which on points with the same places share a thread."""
 MOST_POINTS = 32 * 1024
@@ -370,6 +372,23 @@ def neighbours(shape: Shape, tile: Tile) -> list[Tile]:
         if changed.x * changed.y * changed.r <= MOST_POINTS * max(1, changed.warps // 8) and changed != tile:
             found[changed] = None
     return list(found)
+
+
+def smaller(tile: Tile) -> list[Tile]:
+    """What is tried, in this order, where a kernel's compiler refuses its blocks: a quarter of the points, and then a
+    sixteenth; a row that is one block is walked in steps in the end."""
+    found, last = [], tile
+    for _ in range(2):
+        for _ in range(2):
+            if last.x > 1 and (last.x >= last.y or last.kind == "flat"):
+                last = replace(last, x=last.x // 2)
+            elif last.y > 1 and last.kind == "square":
+                last = replace(last, y=last.y // 2)
+            elif last.kind == "rows" and last.r > 16:
+                last = replace(last, r=min(last.r // 2, LONGEST_STEP), persistent=False)
+        block = last.x * last.r * (last.y if last.kind == "square" else 1)
+        found.append(replace(last, warps=_clamp(block // 128, 1, tile.warps)))
+    return [one for one in dict.fromkeys(found) if one != tile]
 
 
 def check_store(mode: str, dtype: torch.dtype) -> None:

@@ -177,14 +177,9 @@ class Lowering:
         return tuple(self.environment[arg] for arg in node.all_input_nodes if arg.meta.get("private"))
 
     def call(
-        self,
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        kind: Any,
-        in_memory: bool = True,
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, in_memory: bool = True,
         written: tuple[Value, ...] = (),
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
         row = registry.find(target)
         if row is not None and (row.view or self.computed_here(target, args, kwargs, kind)):
@@ -197,7 +192,8 @@ class Lowering:
                 computed = not row.view or all(
                     value.dtype in COMPUTABLE or window(value) is not None for value in tensors_in(result)
                 )
-                if computed and not is_refused(self.refuses, (result, written), self.program.operations[first:]):
+                made, node = self.program.operations[first:], "" if row.view else self._node_name
+                if computed and not is_refused(self.refuses, (result, written), made, node):
                     return result
                 for value, expression in zip(written, before):
                     value.expression = expression
@@ -572,7 +568,9 @@ class Lowering:
 
     def store_into(self, target: Value, source: Value) -> None:
         ref = window(target)
-        if ref is None or not lie_apart(ref, self.graph) or not self.computable((target, source), {}, target.type):
+        computable = self.computable((target, source), {}, target.type)
+        refused = not computable or is_refused(self.refuses, source, [], self._node_name)
+        if ref is None or refused or not lie_apart(ref, self.graph):
             self.emit(
                 Extern(
                     self.operation_name(), torch.ops.aten.copy_.default,

@@ -74,12 +74,13 @@ def for_floats(target: Any, args: tuple[Any, ...]) -> bool:
     return target._schema.name.partition("::")[2] in _FOR_FLOATS
 
 
-def is_refused(refuses: Refuses | None, tree: Any, made: list[Operation]) -> bool:
-    """Whether code generation has no code for what a row made: the tensors in `tree`, and operations before them."""
+def is_refused(refuses: Refuses | None, tree: Any, made: list[Operation], node: str) -> bool:
+    """Whether code generation has no code for what a row made of the node of that name (of none: of a view): the
+    tensors in `tree`, and operations before them."""
     values = [value for value in tensors_in(tree) if not is_empty(value.shape)]
     if refuses is None or not values:
         return False
-    return refuses(values[0].type.device, [*made, *(value.expression for value in values)])
+    return refuses(values[0].type.device, [*made, *(value.expression for value in values)], node)
 
 
 def is_input_update(node: Node) -> bool:

@@ -16,8 +16,8 @@ import torch.fx
 from fusewright.base.records import dataclass
 from fusewright.loops.ir import Expression, Operation
 
-Refuses = Callable[[torch.device, Iterable[Expression | Operation]], bool]
-"""Whether there is no code for one of these in a kernel on that device."""
+Refuses = Callable[[torch.device, Iterable[Expression | Operation], str], bool]
+"""Whether there is no code for one of these in a kernel on that device, or for what the node of that name computes."""
 
 
 class Fallback(Exception):
