@@ -179,8 +179,14 @@ def program(a, b=2):
         "return [T0._version, tuple(T0.shape), T0.requires_grad, T0.data.dtype]",
         "T0.add_(1)\nT0.unsqueeze_(0)\nT0.requires_grad_()\nreturn a + 1, kept(b)",
     ),
-    "is told the shape of a tensor that was reshaped": keeping("return tuple(T0.shape)", "T0.unsqueeze_(0)\nreturn a + 1, kept(b)"),
-    "is told the shape of replaced data": keeping("return tuple(T0.shape)", "T0.data = torch.ones(7)\nreturn a + 1, kept(b)"),
+    "is told the shape of a tensor that was reshaped": keeping(
+        "return tuple(T0.shape)",
+        "T0.unsqueeze_(0)\nreturn a + 1, kept(b)",
+    ),
+    "is told the shape of replaced data": keeping(
+        "return tuple(T0.shape)",
+        "T0.data = torch.ones(7)\nreturn a + 1, kept(b)",
+    ),
     "is told whether a tensor requires a gradient": keeping(
         "return T0.requires_grad, T0.grad is None", "T0.requires_grad_()\nT0.grad = T0.detach() + 1\nreturn a + 1, kept(b)"
     ),

@@ -111,7 +111,8 @@ def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
                 del world.effects.calls[calls:]
                 world.effects.defer(fn, args, kwargs)
                 return None
-        if most != 0 and _nothing_changed(tracer, fn, tensors != _tensors_met(tracer)):  # so it makes no difference when the body runs
+        meets_tensors = tensors != _tensors_met(tracer)
+        if most != 0 and _nothing_changed(tracer, fn, meets_tensors):  # so it makes no difference when the body runs
             _asked(tracer, fn, args, kwargs)
             result = _known(tracer, fn, key, 0)
             if most is None:
@@ -172,8 +173,8 @@ def _tensors_met(tracer: Tracer) -> tuple[object, ...]:
 
 def _nothing_changed(tracer: Tracer, fn: Any, tensors: bool = True) -> bool:
     """Whether the frame, with what it called, has written to nothing yet, and drawn nothing, so that the body may run
-    now (without `tensors`: the body meets none). That caches are asked again for what they hold is done then as well: it says which entry one drops next. (Behind
-    the graph they are asked once more, which `fn` has room for.)"""
+    now (without `tensors`: the body meets none). That caches are asked again for what they hold is done then as well:
+    it says which entry one drops next. (Behind the graph they are asked once more, which `fn` has room for.)"""
     world, recorder = tracer.world, tracer.recorder
     if tensors and (recorder.wrote or recorder.changes or recorder.drawn or recorder.drew):
         return False
@@ -186,9 +187,10 @@ def _nothing_changed(tracer: Tracer, fn: Any, tensors: bool = True) -> bool:
     most = fn.cache_parameters()["maxsize"] if others and type(fn) is functools._lru_cache_wrapper else None
     if most is not None and len(_keys(fn)) >= most:
         return False
-    for call in others:
-        function, args, kwargs, _ = call.args
-        unwatched(function, *args, **kwargs)  # type: ignore[operator, misc]
+    arguments: Any
+    for arguments in (call.args for call in others):
+        function, args, kwargs, _ = arguments
+        unwatched(function, *args, **kwargs)
     return True
 
 
@@ -196,7 +198,8 @@ def _is_held(call: DeferredCall) -> bool:
     """Whether a deferred call asks a cache for what that holds."""
     if getattr(call.function, "func", None) is not remember:
         return False
-    fn, args, kwargs, result = call.args
+    arguments: Any = call.args
+    fn, args, kwargs, result = arguments
     return result is not Refused and _key(fn, args, kwargs) in _keys(fn)
 
 
