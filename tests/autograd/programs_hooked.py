@@ -123,6 +123,43 @@ def and_one_of_it(y: Any, log: Log) -> Any:
     return y, y * y
 
 
+def order_and_one_of_it(y: Any, log: Log) -> Any:
+    older = y.sin()
+    first = y.register_hook(watch(log, "first", 2))
+    y.register_hook(lambda gradient: gradient + 1)
+    z = y * older
+    y.register_hook(watch(log, "last"))
+    y.register_hook(watch(log, "removed", 7)).remove()
+    return y, z, first
+
+
+def itself_and_one_of_it(y: Any, log: Log) -> Any:
+    y.register_hook(lambda gradient: gradient * y)
+    return y, y.exp()
+
+
+def retains_and_one_of_it(y: Any, log: Log) -> Any:
+    y.retain_grad()
+    y.register_hook(watch(log, "hook", 2))
+    return y, {"of it": y.exp()}, y.exp() * 3
+
+
+def two_behind_each_other(y: Any, log: Log) -> Any:
+    z = y.sin()
+    z.register_hook(watch(log, "z", 3))
+    y.register_hook(watch(log, "y", 2))
+    u = z * y * 2
+    u.register_hook(watch(log, "u"))
+    return y, u.exp(), z, y.cos(), u
+
+
+def one_beside_it(y: Any, log: Log) -> Any:
+    """What both are computed from is one operator: a node would stand before and behind the hook."""
+    z = y.sin()
+    z.register_hook(watch(log, "hook", 2))
+    return z, z * y
+
+
 def in_containers(y: Any, log: Log) -> Any:
     y.register_hook(watch(log, "hook", 2))
     return y, {"again": [y, y]}
@@ -158,14 +195,16 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
     "_of_a_view": lambda a: (a * 2)[1:],
     "_of_a_view_of_an_argument": lambda a: a.view(3, 4).t(),
 }
-OF_NO_VIEW = {in_no_grad, written_then, written_behind, of_nodes, and_one_of_it}
+OF_NO_VIEW = {in_no_grad, written_then, written_behind, of_nodes, and_one_of_it, order_and_one_of_it, itself_and_one_of_it,
+              retains_and_one_of_it, two_behind_each_other, one_beside_it}
 """Eager loses the hooks of a view that is written to, and raises where it is one of a leaf. Hooks of its node, and one behind a break, see
 no view."""
 
 
 def _hooked() -> None:
     ways = (several, removed, handles, removes_itself, of_nodes, holds_tensors, holds_itself, retains, in_no_grad, written_then)
-    ways += (written_behind, beside_detached, behind_a_break, and_one_of_it, in_containers)
+    ways += (written_behind, beside_detached, behind_a_break, and_one_of_it, in_containers, order_and_one_of_it)
+    ways += (itself_and_one_of_it, retains_and_one_of_it, two_behind_each_other, one_beside_it)
     for way in ways:
         for of, result in RESULTS.items():
 

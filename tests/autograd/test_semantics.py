@@ -28,17 +28,12 @@ BREAKS: dict[str, set[str]] = {
     "view_of_an_input_that_is_made_a_leaf": {"training-eager"},
     "overlapping_result_is_written_to": {"operator-failed"},
     "behind_a_view_in_no_grad_a_function_raises": {"autograd-function"},
-    "behind_a_view_in_no_grad_a_hook_raises": {"autograd-call"},
     "behind_a_view_in_no_grad_an_operator_has_no_gradient": {"training-eager"},
     "behind_a_view_in_no_grad_what_was_saved_is_written_to": {"training-eager"},
     "given_a_hook_and_written_to": {"autograd-call"},
     "retains_its_gradient_and_is_written_to": {"autograd-call"},
-    "retain_grad_inside": {"autograd-call"},
     "impure_backward": {"autograd-function"},
     "tensor_subclass_param_hook_module": {"autograd-function"},  # its hook keeps numbers
-    "impure_hook": {"autograd-call"},
-    "impure_hook_inside_list": {"autograd-call"},
-    "hook_prints": {"autograd-call"},
     "custom_raises": {"exception-escapes"},
     "custom_backward_raises": {"autograd-function"},
     "custom_gives_what_it_takes": {"autograd-function"},
@@ -70,14 +65,14 @@ BREAKS: dict[str, set[str]] = {
 }
 
 
-# A hook of a result that another one is computed from is registered behind a break; so is one that writes to what it did not make.
-HOOKED = ("_of_hooked_view", "_writes_argument", "_writes_result", "hooked_and_one_of_it")
+# What asks for the gradient of a result that another one is computed from does so behind a break.
+LATE = ("asked_late_by_backward", "asked_late_by_an_edge", "asked_late_by_a_hook_of_several", "jacobian_")
 BREAKS["no_grad_view_of_a_view"] = {"unsupported-tensor"}
 BREAKS["gradients_of_another_dtype_inside"] = {"autograd-call"} if hasattr(torch.Tensor, "grad_dtype") else set()
 BREAKS |= {
     name: {"autograd-call"}
     for name in PROGRAMS
-    if name.endswith(HOOKED) or name.startswith(("hook_draws_", "jacobian_", "asked_late_", "kept_"))
+    if name.startswith((*LATE, "hooked_one_beside_it")) or (name.startswith("kept_") and name.endswith("_returned"))
 }
 BREAKS |= {f"kept_of_a_node_{how}": {"autograd-call", "tensor-address", "opaque-object"} for how in ("returned", "stored")}
 BREAKS |= {name: {"training-eager"} for name in PROGRAMS if name.startswith("write_behind_a_detach_")}

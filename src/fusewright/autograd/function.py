@@ -190,7 +190,7 @@ def _apply(halves: Halves, routes: tuple[_Route, ...], inputs: tuple[Any, ...]) 
         if halves.parts:
             made: Any = _apply_in_parts(halves, call)
         elif route.single or (route.many and _unwatched(group, inputs)):
-            wanted = [inputs[position] for position in route.positions] or [visits.anchor()]
+            wanted = [call.value(position) for position in route.positions] or [visits.anchor()]
             if torch._C._are_functorch_transforms_active():
                 made = _Compiled.apply(halves, group, call, *wanted)
             else:
@@ -199,6 +199,8 @@ def _apply(halves: Halves, routes: tuple[_Route, ...], inputs: tuple[Any, ...]) 
             made = visits.apply(halves, group, call)
         for position, output in zip(group.tangents, made):
             outputs[position] = output
+        if len(routes) > 1:  # whose outputs may be inputs of the next one
+            call.results = (*outputs, *call.results[halves.outputs :])
     return outputs
 
 

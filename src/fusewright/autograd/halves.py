@@ -47,7 +47,7 @@ FREED = (
 class Reach:
     """Inputs that the same outputs lead to.
 
-    inputs     their positions
+    inputs     their positions (~n: output n of another group)
     gradients  for each its place among the group's gradients, or -1: it gets none
     depends    the outputs, by their places among the group's tangents
     beyond     places (among the group's) of reaches that stand before this one: whatever leads here leads there, too
@@ -126,9 +126,11 @@ class Group:
 class Replay(Protocol):
     """What runs the recorded forward operators with autograd alive: inputs → those outputs that have gradients (None
     for others). before: what inputs (by place) held that the call has written to since, and the version that it left
-    them with."""
+    them with. known: outputs (by position) that are not to be computed."""
 
-    def __call__(self, values: tuple[Any, ...], before: dict[int, tuple[Any, int | None]]) -> tuple[Any, ...]: ...
+    def __call__(
+        self, values: tuple[Any, ...], before: dict[int, tuple[Any, int | None]], known: dict[int, Any]
+    ) -> tuple[Any, ...]: ...
 
     def needed(self) -> frozenset[int]:
         """The inputs, by place, that these outputs depend on."""
@@ -202,6 +204,10 @@ class Call:
                 self.random.restore()
             raise
 
+    def value(self, position: int) -> Any:
+        """An input, or (~n) an output as its group has made it."""
+        return self.inputs[position] if position >= 0 else self.results[~position]
+
 
 def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
     """Keeps on the context of an autograd function what the backward of `group` needs."""
@@ -214,6 +220,7 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
         for place, value in zip(group.saved, saved)
     ]
     ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, call.lease
+    ctx.outputs = {place: (results[~place], results[~place]._version) for place in group.gradients if place < 0}
     ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
     ctx.layouts = [_layout(results[place], row_major) for place, row_major in zip(group.tangents, group.row_major)]
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
@@ -232,7 +239,7 @@ def restore(ctx: Any, halves: Halves, group: Group, call: Any) -> None:
     """`remember` of a forward that ran natively (`call`: a ForwardCall of csrc/forward_call.cpp)."""
     ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, None
     ctx.plain = call.plain or [None] * len(group.saved)
-    ctx.layouts, ctx.saved_layouts = call.layouts, None
+    ctx.layouts, ctx.saved_layouts, ctx.outputs = call.layouts, None, {}
     ctx.inputs, ctx.versions = call.inputs, list(call.versions)
 
 
@@ -287,7 +294,7 @@ def _finished(ctx: Any, results: Sequence[Any], last: bool) -> Sequence[Any]:
     halves: Halves = ctx.halves
     kept = not last or torch._C._autograd._get_current_graph_task_keep_graph()
     if not kept:
-        ctx.inputs = None
+        ctx.inputs, ctx.outputs = None, {}
     if halves.graphs is not None and ctx.lease is not None:
         halves.graphs.finished(ctx.lease, kept)
     return results
@@ -361,6 +368,8 @@ def _unwritten(ctx: Any) -> bool:
     kept = {place for place, _ in ctx.halves.before}
     if not kept.issuperset(ctx.halves.replay.changed()):
         return False
+    if any(output._version != version for output, version in ctx.outputs.values()):
+        return False
     found = _versions(ctx.inputs)
     if found == ctx.versions:
         return True
@@ -381,14 +390,16 @@ def _tensors(inputs: tuple[Any, ...]) -> list[int]:
     return [place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
 
 
-def _replayed(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Aliases of the inputs, and the outputs that the recorded operators compute of them."""
+def _replayed(ctx: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """Aliases of what the group's gradients belong to, and the outputs that the recorded operators compute of them."""
     halves: Halves = ctx.halves
     first = len(ctx.inputs) - len(halves.before)
     # Aliases stand for the inputs, whose hooks are called when the gradients of the gradients reach them.
     # A view of the same sizes would take another step for a dimension of one element, and operators another format.
     alias, inputs = torch.ops.aten.alias.default, ctx.inputs[:first]
     inputs = tuple([alias(one) if isinstance(one, torch.Tensor) and one.requires_grad else one for one in inputs])
+    known = {~place: alias(output) for place, (output, _) in ctx.outputs.items()}
+    wanted = [inputs[place] if place >= 0 else known[~place] for place in ctx.group.gradients]
     places = _tensors(ctx.inputs)
     versions = dict(zip(places, ctx.versions)) if len(places) == len(ctx.versions) else {}
     before = {place: (ctx.inputs[first + at], versions.get(place)) for at, (place, _) in enumerate(halves.before)}
@@ -396,7 +407,7 @@ def _replayed(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     now = tuple(one._version for one in counted)
     try:
         with nullcontext() if ctx.random is None else ctx.random.again():
-            return inputs, halves.replay(inputs, before)  # type: ignore[misc]
+            return wanted, halves.replay(inputs, before, known)  # type: ignore[misc]
     finally:
         if counted:
             torch._C._autograd._unsafe_set_version_counter(counted, now)
@@ -462,10 +473,9 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
         )
     if create_graph and any(inputs[place].requires_grad != (place in halves.required) for place in _read(ctx)):
         raise RuntimeError(ASKED)
-    inputs, outputs = _replayed(ctx)
+    wanted, outputs = _replayed(ctx)
     pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]
     pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
-    wanted = [inputs[position] for position in group.gradients]
     found: Sequence[Any] = [None] * len(wanted)
     if pairs and wanted:
         found = torch.autograd.grad(

@@ -48,7 +48,7 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
     something else where only some of the outputs have a gradient.
 
     `ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an AccumulateGrad
-    node's)."""
+    node's). An output that the others' gradients are to come to, as to an input, stands there by its edge."""
     masks: dict[Any, int] = {}
     parts: dict[Any, dict[int, int]] = {}  # for each result of a node
     for place, output in enumerate(outputs):
@@ -58,7 +58,7 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
     order, reached = _graph(roots, ends)
     for node in order:
         own_parts = parts[node] if _on_lists(node) else None
-        for place, (following, number) in enumerate(node.next_functions):
+        for place, (following, number) in enumerate(_following(node, ends)):
             if following is not None:
                 mask = masks[node] if own_parts is None else own_parts.get(place % len(node._input_metadata), 0)
                 _reach(masks, parts, following, number, mask)
@@ -75,7 +75,7 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
     for group in groups:
         # Leaves by when their gradients are complete (the engine accumulates them at once), then what it comes to at
         # last.
-        edges = (edge for node in by_time if masks[node] & group for edge, _ in node.next_functions)
+        edges = (edge for node in by_time if masks[node] & group for edge, _ in _following(node, ends))
         complete = {edge: time for time, edge in enumerate(edges)}
         mine = [node for node in reached if masks[node] & group]
         mine.sort(key=lambda node: (not hasattr(node, "variable"), complete.get(node, -1)))
@@ -88,7 +88,7 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> tuple[lis
         )
     leading = set(reached)
     for node in reversed(order):
-        if any(following in leading for following, _ in node.next_functions):
+        if any(following in leading for following, _ in _following(node, ends)):
             leading.add(node)
     together = [[parts[node].get(one) for one in _TOGETHER.get(node.name(), ())] for node in order]
     uneven = [node for node, masks in zip(order, together) if len({mask for mask in masks if mask}) > 1]
@@ -121,9 +121,28 @@ def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], dict[A
             keys[node] = ends.get(node if leaf is None else id(leaf))
             if keys[node] is None:
                 pending.append((node, True))
-                pending += [(following, False) for following, _ in node.next_functions if following is not None]
+                edges = _following(node, ends)
+                pending += [(following, False) for following, _ in edges if following is not None]
     order.reverse()
     return order, {node: key for node, key in keys.items() if key is not None}
+
+
+def _following(node: Any, ends: Mapping[Any, int]) -> list[tuple[Any, int]]:
+    """The edges behind a node; one that is among the ends stands for what it leads to."""
+    return [(edge, 0) if edge in ends else edge for edge in node.next_functions]
+
+
+def in_order(groups: Sequence[Group], positions: Sequence[int]) -> list[Group]:
+    """The groups, each behind those whose outputs it has among its inputs (~n: the output at position n). One that
+    waits for itself is left out, with all that wait for it."""
+    ordered: list[Group] = []
+    known: set[int] = set()
+    waiting = list(groups)
+    while ready := [one for one in waiting if known.issuperset(~key for key, _ in one.inputs if key < 0)]:
+        ordered.append(ready[0])
+        waiting.remove(ready[0])
+        known.update(positions[place] for place in ready[0].places)
+    return ordered
 
 
 def nested(sets: Sequence[frozenset[int]]) -> list[tuple[int, ...]]:

@@ -10,6 +10,7 @@ runs eagerly.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from fusewright.autograd.joint import name_of
-from fusewright.autograd.reach import apart, readable
+from fusewright.autograd.reach import apart, in_order, readable
 from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
@@ -104,7 +105,14 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     tangents = [recorder.tangent(value, f"tangent_{position}") for position, value in wanted]
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
-    groups, lost, uneven = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else ([], [], [])
+    ends = _ends(recorder, leaves) | _hooked_edges(outputs, results)
+    groups, lost, uneven = apart([value for _, value in wanted], ends) if wanted else ([], [], [])
+    ordered = in_order(groups, [position for position, _ in wanted])
+    if len(ordered) < len(groups):
+        raise CannotDifferentiate("a tensor with a hook is returned, and an operator has one before and behind it")
+    groups = ordered
+    for key in {key for group in groups for key, _ in group.inputs if key < 0}:
+        _check_crossed(recorder, results.values[~key])
     if uneven:
         raise CannotDifferentiate(f"{uneven[0].name()} depends on which of its results have a gradient")
     if lost and (recorder.custom_gradients or not all(map(_computes, lost))):
@@ -119,9 +127,12 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
             try:
                 found: Any = ()
                 if group.inputs:
-                    asked = [leaves[position] for position, _ in group.inputs]
+                    asked = [leaves[key] if key >= 0 else results.values[~key] for key, _ in group.inputs]
                     recorder.lines.active = True
-                    found = recorder.call(GRAD, (roots, asked, given), {"allow_unused": True})
+                    inner = [results.values[~key] for key, _ in group.inputs if key < 0]
+                    with _ending_at(inner):  # the engine runs what lies behind these on no gradient, and would free it
+                        kept = {"retain_graph": True} if inner else {}
+                        found = recorder.call(GRAD, (roots, asked, given), {"allow_unused": True, **kept})
             except GraphBreak as signal:
                 if not (recorder.freed and "second time" in signal.detail):
                     raise
@@ -162,14 +173,16 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         ),
         groups=tuple((group.exits, group.frees) for group in groups),
         histories=frozenset(
-            position for position in leaves if recorder.inputs[position][0].meta["history"] is not None
+            position
+            for position, _, _ in gradients
+            if position < 0 or recorder.inputs[position][0].meta["history"] is not None
         ),
         undefined=tuple((position, depends) for position, depends, value in gradients if value is None),
         updates=updates,
         rebuilt=None if plain else rebuilt,
         user_code=None if recorder.user_gradients is None or not repeatable else tuple(recorder.user_gradients),
         user_reads=tuple(recorder.user_reads),
-        hooked=any(isinstance(value, TracedTensor) and value.node.meta.get("hooked", False) for value in outputs),
+        hooked=any(map(_hooked_later, outputs)),
         freed=freed,
     )
     return backward, (*results.values, *(gradient for _, _, gradient in defined)), ""
@@ -234,6 +247,46 @@ def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]
         if history is not None:
             found[history] = position
     return found
+
+
+def _hooked_later(value: object) -> bool:
+    """Whether the output is given hooks after the graph."""
+    return isinstance(value, TracedTensor) and bool(value.node.meta.get("hooked"))
+
+
+def _hooked_edges(outputs: Sequence[object], results: _Results) -> dict[Any, int]:
+    """Where the gradients of other outputs end as well: outputs that are given hooks, as ~position; of one that is
+    rebuilt outside, that of no output."""
+    none = len(results.values)
+    hooked = [value for value in outputs if _hooked_later(value) and _history(value) is not None]  # type: ignore
+    return {(value.grad_fn, value.output_nr): ~results.positions.get(id(value), none) for value in hooked}  # type: ignore
+
+
+@contextmanager
+def _ending_at(outputs: Sequence[Any]) -> Iterator[None]:
+    """The engine gives the gradients that arrive at these, and goes on from none of them."""
+    handles = [one.grad_fn.register_prehook(functools.partial(_without, one.output_nr)) for one in outputs]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _without(place: int, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*given[:place], None, *given[place + 1 :])
+
+
+def _check_crossed(recorder: Recorder, output: Any) -> None:
+    """An output with hooks from which others are computed: their gradients, and gradients of gradients, take it for an
+    input."""
+    if recorder.custom_gradients:  # of which the engine would run some on no gradient
+        raise CannotDifferentiate("a tensor with a hook is returned, and other code of the program has a gradient")
+    root = view_chain(output.node)[0]
+    for node in recorder.graph.nodes:
+        written = leaves_of(written_arguments(node)) if node.op == "call_function" else ()
+        if any(isinstance(one, torch.fx.Node) and view_chain(one)[0] is root for one in written):
+            raise CannotDifferentiate("a tensor with a hook is returned, and written to")
 
 
 def _computes(node: Any) -> bool:

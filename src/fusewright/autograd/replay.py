@@ -53,8 +53,8 @@ class _Replay:
         self.prepared = self.prepared or self.prepare()
         return self.prepared
 
-    def __call__(self, values: tuple[Any, ...], before: Before) -> tuple[Any, ...]:
-        return self._program().run(values, before, self.constants)
+    def __call__(self, values: tuple[Any, ...], before: Before, known: dict[int, Any]) -> tuple[Any, ...]:
+        return self._program().run(values, before, known, self.constants)
 
     def needed(self) -> frozenset[int]:
         return self._program().needed
@@ -157,8 +157,9 @@ class _Program:
         return placeholders + kept, given & writes.keys()
 
     def run(
-        self, values: tuple[Any, ...], before: Before, constants: dict[str, torch.Tensor]
+        self, values: tuple[Any, ...], before: Before, known: dict[int, Any], constants: dict[str, torch.Tensor]
     ) -> tuple[Any, ...]:
+        instead = {self.wanted[position]: output for position, output in known.items()}
         environment: dict[torch.fx.Node, Any] = {}
         sizes: dict[Any, int] = {}
         given, later = iter(values), []
@@ -194,6 +195,8 @@ class _Program:
                 with torch.set_grad_enabled(enabled), seen_by(self.saving.get(node)):
                     run: Any = _INSTEAD.get(node.target, node.target)
                     environment[node] = run(*args, **kwargs)
+            if node in instead:
+                environment[node] = instead[node]
             if node in as_before:
                 environment[node] = _AsBefore.apply(environment[node], *as_before[node])
             elif node in self.written:

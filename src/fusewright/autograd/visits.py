@@ -138,8 +138,7 @@ class _Outputs(torch.autograd.Function):
 
 def apply(halves: Halves, group: Group, call: Call) -> list[Any]:
     """The outputs of the group, in the order of its tangents."""
-    inputs = call.inputs
-    wanted = [[inputs[position] for position in reach.inputs] for reach in group.reaches]
+    wanted = [[call.value(position) for position in reach.inputs] for reach in group.reaches]
     alone = (halves, group, call) if len(group.reaches) == len(group.frees) == 1 else None
     saved = None if alone or not wanted else _Saved.apply(halves, group, call, *wanted[0])
     state = _Pass(saved, group, call.results[group.tangents[0]].device)

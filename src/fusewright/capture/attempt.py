@@ -25,7 +25,7 @@ from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.aliasing import written_placeholders
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
-from fusewright.capture.border.hooked_results import check_hooked_results
+from fusewright.capture.border.hooked_results import check_hooked_results, register_all_later
 from fusewright.capture.border.looked_up import are_written
 from fusewright.capture.border.native import Interceptor
 from fusewright.capture.border.values import tensor_number
@@ -278,6 +278,7 @@ class _Attempt:
                 raise _skipped(broken, "it may ask for the gradient of a tensor that others are computed from")
         check_hooked_results(world, finished.outputs)
         if world.effects.handle_leaves:
+            register_all_later(world)
             raise Retry(custom_gradients=False, gradient_refused="the handle of the hook leaves the function")
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
@@ -295,6 +296,7 @@ class _Attempt:
         if reason and tracer.assumptions.custom_gradients and recorder.retains:
             raise Retry(custom_gradients=False, gradient_refused=reason)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
+            register_all_later(world)
             raise Retry(custom_gradients=False, gradient_refused=reason or "it has effects beyond its result")
         if tracer.assumptions.custom_gradients and are_written(world, recorder.user_reads):
             raise Retry(custom_gradients=False, gradient_refused="the call writes to what it looks up")

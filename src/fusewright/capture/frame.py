@@ -68,13 +68,13 @@ class Backward:
     row_major  for each tangent, whether it is row-major, whatever the output is (see `Recorder.tangent`)
     gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs
                that share no operator (each backward frees its own) have gradients of their own, so that an input may
-               stand here more than once
+               stand here more than once. ~n: output n, which is given hooks, and from which others are computed
     depends    for each gradient, the tangents (their places in `tangents`) whose outputs lead to the input in
         autograd's graph
     reads      for each gradient, those of them that it has any part of: where only others arrive, there is none
     groups     outputs that share operators, as places among the tangents: by the operator that made them, and by what a
-        backward frees
-    histories  positions of the inputs that have a history: the others are leaves
+        backward frees; behind those whose outputs they take for inputs
+    histories  positions of the inputs that have a history (outputs among them): the others are leaves
     undefined  (input, tangents): inputs that outputs lead to, and that get no gradient from them
     updates    (input, output, writes): positions of an input that was written to with its history kept, so often, and
                of the output whose value it is to be given under autograd, after the graph

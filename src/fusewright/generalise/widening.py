@@ -214,8 +214,8 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
     if backward is None:
         return None
 
-    def source(position: int) -> Source:
-        return frame.inputs[position]
+    def source(position: int) -> Source | int:
+        return frame.inputs[position] if position >= 0 else position
 
     def written(value: Any) -> Any:
         if isinstance(value, list | tuple):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.base.events import STREAM, Compiled, Event
 from tests.fuzz import session
 
 HEAD = """
@@ -170,6 +171,28 @@ def program(a, b=2):
         "T0.add_(1)\nLOG.append(kept(b))\nreturn a + 1",
     ),
     "reads a tensor that was written to": keeping("return T0 + p", "T0.add_(1)\nreturn a + kept(b).sum()"),
+    "reads numbers of a tensor that was written to": keeping(
+        "return [T0.tolist()[0][0] + p, T0[0, 0].item(), float(T0[0, 1]), T0._version]",
+        "T0.add_(1)\nreturn a + 1, kept(b)",
+    ),
+    "is told of a tensor that was written to": keeping(
+        "return [T0._version, tuple(T0.shape), T0.requires_grad, T0.data.dtype]",
+        "T0.add_(1)\nT0.unsqueeze_(0)\nT0.requires_grad_()\nreturn a + 1, kept(b)",
+    ),
+    "is told the shape of a tensor that was reshaped": keeping(
+        "return tuple(T0.shape)",
+        "T0.unsqueeze_(0)\nreturn a + 1, kept(b)",
+    ),
+    "is told the shape of replaced data": keeping(
+        "return tuple(T0.shape)",
+        "T0.data = torch.ones(7)\nreturn a + 1, kept(b)",
+    ),
+    "is told whether a tensor requires a gradient": keeping(
+        "return T0.requires_grad, T0.grad is None", "T0.requires_grad_()\nT0.grad = T0.detach() + 1\nreturn a + 1, kept(b)"
+    ),
+    "draws behind a draw": keeping(
+        "return torch.rand(2) + p", "torch.manual_seed(3)\nx = torch.rand(2)\nreturn a + x, kept(b), torch.rand(2)"
+    ),
     "makes a tensor": keeping("return torch.arange(p) * 2", "return a.sum() + kept(b), kept(b) is kept(b), kept(b)"),
     "has met a tensor": "\nHELD = [False, made((3,), f32, 1)]"
     + keeping("return -1", "HELD.sort(key=kept)\nreturn a + sum(map(kept, HELD))"),
@@ -242,3 +265,33 @@ def test_of_what_has_no_hash() -> None:
         warnings.simplefilter("error")  # an internal error warns
         found = fusewright.compile(program)(torch.ones(2))
     assert found[1] == program(torch.ones(2))[1]
+
+
+def test_a_second_call_compiles_nothing() -> None:
+    """Functions that ask one another's results, as those of einops do, are first asked inside the call."""
+
+    class Recipe:
+        def __init__(self, pattern: str) -> None:
+            self.pattern = pattern
+
+    @functools.lru_cache(256)
+    def recipe(pattern: str) -> Recipe:
+        return Recipe(pattern)
+
+    @functools.lru_cache(1024)
+    def shaped(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape, len(recipe.pattern))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        for pattern in ("a b", "b a c"):
+            x = x * sum(shaped(recipe(pattern), (2, 3)))
+        return x + shaped(recipe("a b"), (2, 3))[2]
+
+    compiled = fusewright.compile(program)
+    events: list[Event] = []
+    with STREAM.listening(events.append):
+        found = [compiled(torch.ones(2)) for _ in range(3)]
+    assert [one.tolist() for one in found] == [program(torch.ones(2)).tolist()] * 3
+    assert sum(isinstance(event, Compiled) for event in events) == 1
+    assert shaped.cache_info()[1:] == (2, 1024, 2)

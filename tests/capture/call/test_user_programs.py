@@ -46,7 +46,7 @@ OPEN |= {  # PyTorch says what is wrong
     """.split()
 }
 OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
-OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view", "retain_grad"})
+OPEN_AT_ATEN_LEVEL = frozenset({"np_write_beside_a_view"})
 
 
 def described(value: Any) -> Any:

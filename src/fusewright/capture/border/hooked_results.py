@@ -1,9 +1,10 @@
 """Hooks that the program registers on tensors which it has made, and returns.
 
 Takes the hooks on tensors made inside, in the order of their registration, and the frame's outputs; gives those which
-are to be registered on the results, after the graph. Always holds: all of a result's gradient comes from outside of the
-graph then. A hook inside the graph would be left out by who asks for the gradient of the result itself; one outside
-does not see what comes from another result that is computed from this one.
+are to be registered on the results, after the graph. A tensor whose hook has an effect becomes a result for that.
+Always holds: all of a result's gradient comes from outside of the graph then, as a hook inside would be left out by who
+asks for the gradient of the result itself. What comes from another result that is computed from this one does so too,
+where our own backward ends at it (autograd/record.py).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def check_hooked_results(world: World, outputs: Sequence[object]) -> None:
     }
     written = (node.meta["example_value"] for node, _ in world.recorder.inputs if world.recorder.history_changed(node))
     others = [value for value in (*outputs, *written) if isinstance(value, TracedTensor) and value.requires_grad]
+    others = [] if _backward_is_ours(world) else others
     asked = world.effects.gradients_asked
     right = all(place >= asked and _fed_from_outside(one, others) for place, one in found.items())
     if right and found.keys() > known:
@@ -52,6 +54,19 @@ def check_hooked_results(world: World, outputs: Sequence[object]) -> None:
         raise Retry(later_hooks=None)
     for place in known:
         hooked[place].tensor.node.meta["hooked"] = True
+
+
+def register_all_later(world: World) -> None:
+    """Retries with all hooks registered after the graph, whose tensors it gives as well, unless that was tried: one has
+    an effect, which each backward is to have, or somebody gets its handle."""
+    known, effects = world.tracer.assumptions.later_hooks, world.effects
+    every = frozenset(range(effects.gradients_asked, len(effects.hooked_results)))
+    if known is not None and known < every and _backward_is_ours(world):
+        raise Retry(later_hooks=every)
+
+
+def _backward_is_ours(world: World) -> bool:
+    return world.recorder.level == "aten" and not world.tracer.options.follows_autograd
 
 
 def _edge(tensor: Any) -> Any:

@@ -542,7 +542,7 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
         return native(iter, obj)
     if isinstance(obj, torch.Tensor):
         if obj.dim() == 0:
-            raise UserException(TypeError("iteration over a 0-d tensor"))
+            world.tracer.call(world.getattr(obj, "__iter__"), ())  # which raises
         return iter(world.tracer.call(world.getattr(obj, "unbind"), (0,)))
     method = classes.python_method(world, kind, "__iter__")
     if method is not None:

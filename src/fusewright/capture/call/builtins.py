@@ -196,9 +196,7 @@ def _len(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if type(obj) in PLAIN:
         return native(len, obj)
     if isinstance(obj, torch.Tensor):
-        if obj.dim() == 0:
-            raise UserException(TypeError("len() of a 0-d tensor"))
-        return obj.shape[0]
+        return obj.shape[0] if obj.dim() else tracer.call(world.getattr(obj, "__len__"), ())  # which raises
     if type(obj) is OutsideDict:
         return len(obj)
     method = classes.python_method(world, type(obj), "__len__")
@@ -261,7 +259,7 @@ def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world, obj = tracer.world, args[0]
     if isinstance(obj, torch.Tensor):
-        return iter(drain(world, tracer.call(world.getattr(obj, "flip"), (0,))))
+        return tracer.call(world.getattr(obj, "__reversed__"), ())  # a tensor
     method = classes.python_method(world, type(obj), "__reversed__") if type(obj) not in PLAIN else None
     if method is not None:
         return tracer.call(method, (obj,))
@@ -386,6 +384,8 @@ def _rounding(fn: Callable[..., Any], method: str) -> Row:
         args = (obj, *args[1:])
         if isinstance(obj, torch.Tensor):
             if not hasattr(torch.Tensor, method):
+                if fn in (math.floor, math.ceil):
+                    return apply(tracer, (tracer.call(float, args),), kwargs)
                 raise UserException(TypeError(f"type {world.type_of(obj).__name__} doesn't define {method} method"))
             return world.torch_call(fn, args, kwargs)
         special = classes.python_method(world, type(obj), method) if type(obj) not in PLAIN else None

@@ -18,7 +18,7 @@ from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
-from fusewright.capture.border.effects import Effects, stamp
+from fusewright.capture.border.effects import DeferredCall, Effects, stamp
 from fusewright.capture.border.native import is_library, native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
@@ -104,13 +104,15 @@ def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return _called(tracer, fn, args, kwargs)
     else:
         before, calls = stamp(world.effects)[:3], len(world.effects.calls)
+        tensors = _tensors_met(tracer)
         result = _computed(tracer, fn, args, kwargs)
         if result is None and not world.written_dicts() and stamp(world.effects)[:3] == before:
             if len(world.effects.calls) > calls:  # output, which comes if the function itself says so
                 del world.effects.calls[calls:]
                 world.effects.defer(fn, args, kwargs)
                 return None
-        if most != 0 and _nothing_changed(tracer):  # so it makes no difference when the body runs
+        meets_tensors = tensors != _tensors_met(tracer)
+        if most != 0 and _nothing_changed(tracer, fn, meets_tensors):  # so it makes no difference when the body runs
             _asked(tracer, fn, args, kwargs)
             result = _known(tracer, fn, key, 0)
             if most is None:
@@ -138,7 +140,7 @@ def _known(tracer: Tracer, fn: Any, key: Any, room: int) -> Any:
 def _called(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function whose body cannot be interpreted: it is called as the capture meets it."""
     world = tracer.world
-    if not _nothing_changed(tracer):  # its body may read what is not written yet
+    if not _nothing_changed(tracer, fn):  # its body may read what is not written yet
         raise GraphBreak("cached-function", f"{_name(fn)} after stores that it may read")
     parameters = fn.cache_parameters() if type(fn) is functools._lru_cache_wrapper else None
     if parameters is None:
@@ -163,13 +165,42 @@ def _called(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-def _nothing_changed(tracer: Tracer) -> bool:
-    """Whether the frame, with what it called, has written to nothing yet, and drawn nothing."""
+def _tensors_met(tracer: Tracer) -> tuple[object, ...]:
+    """Differs where tensors were asked for anything in between."""
+    recorder = tracer.recorder
+    return next(reversed(recorder.graph.nodes), None), len(recorder.inputs), recorder.op_count
+
+
+def _nothing_changed(tracer: Tracer, fn: Any, tensors: bool = True) -> bool:
+    """Whether the frame, with what it called, has written to nothing yet, and drawn nothing, so that the body may run
+    now (without `tensors`: the body meets none). That caches are asked again for what they hold is done then as well:
+    it says which entry one drops next. (Behind the graph they are asked once more, which `fn` has room for.)"""
     world, recorder = tracer.world, tracer.recorder
-    if recorder.wrote or recorder.changes or recorder.drawn or recorder.drew or world.generators:
+    if tensors and (recorder.wrote or recorder.changes or recorder.drawn or recorder.drew):
         return False
-    own = sum(call.function is list.clear for call in world.effects.calls)  # see `_called`
-    return not world.written_dicts() and stamp(world.effects) == (*stamp(Effects())[:3], own)
+    others = [call for call in world.effects.calls if call.function is not list.clear]  # see `_called`
+    told = world.effects.data or world.effects.hooked  # of tensors, without an operator
+    if told or world.generators or world.written_dicts() or stamp(world.effects)[:3] != stamp(Effects())[:3]:
+        return False
+    if not all(map(_is_held, others)):
+        return False
+    most = fn.cache_parameters()["maxsize"] if others and type(fn) is functools._lru_cache_wrapper else None
+    if most is not None and len(_keys(fn)) >= most:
+        return False
+    arguments: Any
+    for arguments in (call.args for call in others):
+        function, args, kwargs, _ = arguments
+        unwatched(function, *args, **kwargs)
+    return True
+
+
+def _is_held(call: DeferredCall) -> bool:
+    """Whether a deferred call asks a cache for what that holds."""
+    if getattr(call.function, "func", None) is not remember:
+        return False
+    arguments: Any = call.args
+    fn, args, kwargs, result = arguments
+    return result is not Refused and _key(fn, args, kwargs) in _keys(fn)
 
 
 def _computed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
