@@ -1049,3 +1049,21 @@ def test_an_input_that_requires_a_gradient_since_the_call(before: bool, create_g
             found += torch.autograd.grad(result, y, create_graph=create_graph)
     torch.testing.assert_close(found[0], found[2])
     torch.testing.assert_close(found[1:2], found[3:] or found[1:2])
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_gradients_of_gradients_that_one_output_hides_are_refused(backend: str) -> None:
+    """A jagged tensor's values are computed below autograd, so what runs again leads nowhere; another output's gradient alone
+    would be a wrong one."""
+
+    def program(x: torch.Tensor) -> Any:
+        y = x @ x
+        return torch.nested.as_nested_tensor([y, y], layout=torch.jagged).values(), y
+
+    x = torch.ones(2, 2, requires_grad=True)
+    values, y = fusewright.compile(program, backend=backend)(x)
+    torch.testing.assert_close(torch.autograd.grad([values.sum(), y.sum()], x, retain_graph=True)[0], torch.full((2, 2), 12.0))
+    torch.autograd.grad(y.sum(), x, create_graph=True)
+    for outputs in ([values.sum()], [values.sum(), y.sum()]):
+        with pytest.raises(RuntimeError, match="hides its gradient"):
+            torch.autograd.grad(outputs, x, create_graph=True)

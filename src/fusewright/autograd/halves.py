@@ -475,6 +475,8 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
         raise RuntimeError(ASKED)
     wanted, outputs = _replayed(ctx)
     pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]
+    arriving = (place for place, tangent in enumerate(given) if tangent is not None)
+    hidden = {place for place in arriving if not outputs[group.tangents[place]].requires_grad}
     pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
     found: Sequence[Any] = [None] * len(wanted)
     if pairs and wanted:
@@ -485,8 +487,8 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
             create_graph=create_graph,
             allow_unused=True,
         )
-    expected = (place for place in range(len(wanted)) if group.gives(place, given))
-    if any(found[place] is None and not group.constant[place] for place in expected):
+    expected = [place for place in range(len(wanted)) if group.gives(place, given) and not group.constant[place]]
+    if any(found[place] is None or not hidden.isdisjoint(group.reads[place]) for place in expected):
         raise RuntimeError(
             "fusewright: gradients of gradients (create_graph=True) of this compiled function cannot be computed: "
             "an operator inside hides its gradient from PyTorch's autograd. Keep it out of the compiled function, or "
