@@ -581,6 +581,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ends=lambda ours, eager: "Set requires_grad before the call" in str(ours),
     ),
     Deviation(
+        "gradients of gradients through a jagged tensor",
+        "Its class computes below autograd, so what runs again leads nowhere: it is refused (docs/limits.md).",
+        ends=lambda ours, eager: "hides its gradient from PyTorch's autograd" in str(ours),
+    ),
+    Deviation(
         "gradients of gradients through what cannot run again",
         "They need a hook or a custom function once more, and it has side effects, takes what may change, or has written to an "
         "argument: it is refused (docs/limits.md).",
