@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -18,7 +18,7 @@ from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base.records import dataclass, replace
 from fusewright.base.signals import GraphBreak, Retry, SkipFrame, UserException
-from fusewright.capture.border.effects import Effects, stamp
+from fusewright.capture.border.effects import DeferredCall, Effects, stamp
 from fusewright.capture.border.native import is_library, native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import is_constant
@@ -84,9 +84,7 @@ def _asked(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Of constants and of objects from outside, for a function of the program's."""
     world, values = tracer.world, (*args, *kwargs.values())
-    hashes = [classes.lookup(type(value), "__hash__") for value in values]  # a class with __eq__ alone has None
-    own = any(one is None or isinstance(one, types.FunctionType) for one in hashes)
-    if own or type(fn) is not functools._lru_cache_wrapper:
+    if _has_own_hash(values) or type(fn) is not functools._lru_cache_wrapper:
         return _called(tracer, fn, args, kwargs)
     for value in values:
         world.guard_identity(value)
@@ -110,13 +108,14 @@ def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
                 del world.effects.calls[calls:]
                 world.effects.defer(fn, args, kwargs)
                 return None
-        if most != 0 and _nothing_changed(tracer):  # so it makes no difference when the body runs
+        # It makes no difference when the body runs where nothing was changed, and nothing is dropped for its result.
+        if (most is None or len(keys) < most) and _nothing_changed(tracer):
             _asked(tracer, fn, args, kwargs)
             result = _known(tracer, fn, key, 0)
             if most is None:
                 return result
         elif most != 0:
-            world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, MISSING))
+            world.guard("CALL", FunctionSource(), _Entry(fn, keys, key))
             table[key] = result
         if most and len(table) > most:
             raise GraphBreak("cached-function", f"{_name(fn)}, whose cache is too small for what one call keeps in it")
@@ -127,11 +126,9 @@ def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _known(tracer: Tracer, fn: Any, key: Any, room: int) -> Any:
     """What the cache holds for a key, which is guarded, with room for so many others."""
     world, keys = tracer.world, _keys(fn)
-    value = held = keys[key]
-    if fn.cache_parameters()["maxsize"] is not None:  # the dict holds links of a list
-        each = iter(gc.get_referents(fn)[1 : 1 + 3 * len(keys)])  # key, result and class of each link
-        value = {one: result for one, result, _ in zip(each, each, each)}[key]
-    world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, held, room))
+    most = fn.cache_parameters()["maxsize"]
+    value = keys[key] if most is None else _result(fn, keys, key)
+    world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, keys[key], value, most, room))
     return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
 
 
@@ -168,8 +165,26 @@ def _nothing_changed(tracer: Tracer) -> bool:
     world, recorder = tracer.world, tracer.recorder
     if recorder.wrote or recorder.changes or recorder.drawn or recorder.drew or world.generators:
         return False
-    own = sum(call.function is list.clear for call in world.effects.calls)  # see `_called`
+    own = sum(call.function is list.clear or _changes_nothing(call) for call in world.effects.calls)  # see `_called`
     return not world.written_dicts() and stamp(world.effects) == (*stamp(Effects())[:3], own)
+
+
+def _changes_nothing(call: DeferredCall) -> bool:
+    """Whether it asks a cached function for what its cache holds, which drops nothing if another is asked before it."""
+    if type(call.function) is not functools.partial or call.function.func is not remember:
+        return False
+    fn, args, kwargs, _ = cast(tuple[Any, Args, Kwargs, Any], call.args)
+    keys, most = _keys(fn), fn.cache_parameters()["maxsize"]
+    values = (*args, *kwargs.values())
+    if _has_own_hash(values) or any(isinstance(value, torch.Tensor) for value in values):
+        return False
+    return _key(fn, args, kwargs) in keys and (most is None or len(keys) < most)
+
+
+def _has_own_hash(values: Args) -> bool:
+    """Whether one has a hash of the program's, or none."""
+    hashes = [classes.lookup(type(value), "__hash__") for value in values]  # a class with __eq__ alone has None
+    return any(one is None or isinstance(one, types.FunctionType) for one in hashes)
 
 
 def _computed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -278,21 +293,34 @@ def _key(fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return (*key, *map(type, (*args, *kwargs.values()))) if typed else key
 
 
+def _result(fn: Any, keys: dict[Any, Any], key: Any) -> Any:
+    """What a cache with a limit, whose dict holds the links of a list, has under a key that it has."""
+    each = iter(gc.get_referents(fn)[1 : 1 + 3 * len(keys)])  # key, result and class of each link
+    links = ((one, result) for one, result, _ in zip(each, each, each) if type(one) is type(key))
+    return next(result for one, result in links if (_same(one, key) if type(key) is tuple else one == key))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """A CALL guard's callable: the cache has this very entry under the key (MISSING: none), and room for more."""
+    """A CALL guard's callable: under the key the dict of the cache has this very entry (MISSING: none), which leads to
+    this result, and the cache has room for more."""
 
     fn: Any
     keys: dict[Any, Any]
     key: Any
-    held: Any
+    held: Any = MISSING
+    result: Any = None
+    most: int | None = None
     room: int = 0
 
     def __call__(self, subject: object) -> bool:
         if self.keys.get(self.key, MISSING) is not self.held:
             return False
-        most = self.fn.cache_parameters()["maxsize"] if self.room else None
-        return most is None or len(self.keys) + self.room <= most
+        if self.held is MISSING or self.most is None:
+            return True
+        # A full cache makes its oldest link the link of what it keeps next, perhaps of this key again.
+        known = len(self.keys) < self.most or _result(self.fn, self.keys, self.key) is self.result
+        return known and len(self.keys) + self.room <= self.most
 
     def __repr__(self) -> str:
         return f"the cache of {self.fn.__qualname__} {'lacks' if self.held is MISSING else 'holds'} {self.key!r}"
