@@ -87,6 +87,7 @@ forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 _get_eval_frame = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
+_IMPORTS = "_fusewright_imports"  # an attribute of what is compiled: its last call ran eagerly with all that it called
 IDLE_VERSIONS = 3
 """Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it)
 is let alone."""
@@ -226,8 +227,7 @@ class Compiler:
                 compiled.remove(entry)
         state = PROCESS.states.setdefault(compiled, FunctionState())
         state.stage = "driver"
-        if state.imports:
-            state.imports, compiled.hooked = False, True
+        compiled.hooked |= compiled.__dict__.pop(_IMPORTS, False)  # (its state may be another since: a reset)
         PROCESS.before_compile()
         if state.error is not None:
             error, state.error = state.error, None
@@ -366,7 +366,7 @@ class Compiler:
         """The frame runs eagerly from now on. Raises GraphBreakError under fullgraph."""
         state.skipped = signal.code not in TRANSIENT_SKIPS
         if signal.code == "first-import" and compiled.hooked:  # the next call compiles what it calls in one piece
-            state.imports, compiled.hooked = True, False
+            compiled.hooked, compiled.__dict__[_IMPORTS] = False, True
         report = describe_break(signal.code, signal.detail, signal.stack)
         self.notify(Skipped(name, report))
         if self.settings.fullgraph and state.skipped:

@@ -27,7 +27,6 @@ class FunctionState:
 
     skipped: bool = False
     called: bool = False  # under a stance that runs the first call eagerly
-    imports: bool = False  # the call at hand runs eagerly with all that it calls: it imports what was not loaded
     works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0
