@@ -28,6 +28,7 @@ from fusewright import _native, forking
 from fusewright.backends.agreement import agree
 from fusewright.backends.registry import Backend, GraphToCompile, check_arguments, resolve
 from fusewright.background import WORKER
+from fusewright.base.break_catalogue import TRANSIENT_SKIPS
 from fusewright.base.errors import (
     CacheWarning,
     CannotFunctionalise,
@@ -86,11 +87,7 @@ forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 _get_eval_frame = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
-TRANSIENT_SKIPS = frozenset(
-    {"evaluator-replaced", "exception-escapes", "memory-short", "transform-active", "uninitialised-parameter"}
-)
-"""Reasons to run one call eagerly that say nothing about the next one."""
-
+_IMPORTS = "_fusewright_imports"  # an attribute of what is compiled: its last call ran eagerly with all that it called
 IDLE_VERSIONS = 3
 """Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it)
 is let alone."""
@@ -230,6 +227,7 @@ class Compiler:
                 compiled.remove(entry)
         state = PROCESS.states.setdefault(compiled, FunctionState())
         state.stage = "driver"
+        compiled.hooked |= compiled.__dict__.pop(_IMPORTS, False)  # (its state may be another since: a reset)
         PROCESS.before_compile()
         if state.error is not None:
             error, state.error = state.error, None
@@ -346,7 +344,7 @@ class Compiler:
         try:
             served = serve(compiled.entries, Call(function, values, capture, announce, compile_, self._clean, several))
         except SkipFrame as signal:
-            return self._skipped(state, name, signal)
+            return self._skipped(compiled, state, name, signal)
         except GraphBreak as signal:
             if not self.settings.fullgraph:
                 raise
@@ -364,9 +362,11 @@ class Compiler:
             compiled.append(served.other)
         return served.entry
 
-    def _skipped(self, state: FunctionState, name: str, signal: SkipFrame) -> None:
+    def _skipped(self, compiled: Any, state: FunctionState, name: str, signal: SkipFrame) -> None:
         """The frame runs eagerly from now on. Raises GraphBreakError under fullgraph."""
         state.skipped = signal.code not in TRANSIENT_SKIPS
+        if signal.code == "first-import" and compiled.hooked:  # the next call compiles what it calls in one piece
+            compiled.hooked, compiled.__dict__[_IMPORTS] = False, True
         report = describe_break(signal.code, signal.detail, signal.stack)
         self.notify(Skipped(name, report))
         if self.settings.fullgraph and state.skipped:
@@ -391,7 +391,7 @@ class Compiler:
                 except (Exception, Signal) as error:
                     try:
                         if isinstance(error, SkipFrame):
-                            self._skipped(state, name, error)
+                            self._skipped(compiled, state, name, error)
                         else:
                             self._failed(compiled, function, error)
                     except Exception as told:  # the caller's thread raises it at the next call
@@ -424,11 +424,11 @@ class Compiler:
         if isinstance(error, RecursionError):  # the program nests deeply, or calls from far down
             state.skipped = True
             with contextlib.suppress(RecursionError):
-                self._skipped(state, name, SkipFrame("recursion", f"{state.stage}: {error}"))
+                self._skipped(compiled, state, name, SkipFrame("recursion", f"{state.stage}: {error}"))
             return
         if memory_was_short(error):
             with contextlib.suppress(MemoryError):
-                self._skipped(state, name, SkipFrame("memory-short", f"{state.stage}: {error}"))
+                self._skipped(compiled, state, name, SkipFrame("memory-short", f"{state.stage}: {error}"))
             return
         what = f"internal error in its {state.stage}: {type(error).__name__}: {error}"
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -229,6 +230,52 @@ def test_a_users_optimizer_with_a_python_step_count_does_not_recompile_each_step
         found = updates(lambda model: Lion(model.parameters()), compiled=True)
     assert_same(found, expected)
     assert len(events) <= 5 and all(isinstance(event, Compiled) for event in events)
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda k, r: 1 - 0.9**k,
+        lambda k, r: (1 - 0.9**k) ** 0.5,
+        lambda k, r: 1 - math.pow(0.9, k),
+        lambda k, r: math.sqrt(1 - math.pow(0.9, k)) / (1 - math.pow(0.99, k)),
+        lambda k, r: k**0.25,
+        lambda k, r: k**-0.5,
+        lambda k, r: math.pow(k, 0.25),
+        lambda k, r: k**r * 0.5,
+        lambda k, r: math.pow(k, r),
+    ],
+)
+def test_what_users_compute_from_a_python_step_count_does_not_recompile_each_step(factor: Any) -> None:
+    """Bias corrections and schedules, as libraries of optimizers write them."""
+
+    def step(x: Tensor, group: dict[str, Any]) -> Tensor:
+        group["step"] += 1
+        group["scheduled"] = factor(group["step"], group["r"])
+        return x * group["scheduled"]
+
+    groups, x = [{"step": 0, "r": 0.0} for _ in range(2)], torch.rand(4)
+    with counted(Compiled, Broken, Skipped) as events:
+        compiled = fusewright.compile(step)
+        for _ in range(8):
+            assert_same([compiled(x, groups[0])], [step(x, groups[1])])
+            assert groups[0] == pytest.approx(groups[1], rel=1e-15)
+    assert len(events) <= 3 and all(isinstance(event, Compiled) for event in events)
+
+
+@pytest.mark.parametrize("power", [lambda k: k**0.5, lambda k: math.pow(k, 0.5), lambda k: math.pow(k, -1.0)])
+def test_powers_of_counts_that_python_refuses_or_makes_complex(power: Any) -> None:
+    def step(x: Tensor, k: int) -> Any:
+        try:
+            return x + 1, power(k)
+        except (ValueError, ZeroDivisionError) as error:
+            return x + 2, type(error)
+
+    compiled, x = fusewright.compile(step), torch.ones(2)
+    for k in (4, 5, 7, -3, -4, 0, 9):
+        found, expected = compiled(x, k), step(x, k)
+        assert torch.equal(found[0], expected[0]) and type(found[1]) is type(expected[1])
+        assert found[1] == expected[1] or abs(found[1] - expected[1]) < 1e-15 * abs(expected[1])
 
 
 def test_parameter_groups_have_their_own_rates() -> None:

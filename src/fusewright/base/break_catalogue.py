@@ -145,6 +145,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "pass a list or tuple and iterate over it inside",
     ),
     "import": ("an import that runs code", "import at the top of the module"),
+    "first-import": (
+        "a called function imports what is not loaded yet: this call runs eagerly, the next one is compiled",
+        "nothing: it happens once; or import at the top of the module",
+    ),
     "open-context": (
         "a context manager is entered that cannot be left and entered again",
         "put the with-block outside of the compiled function",
@@ -215,3 +219,15 @@ BREAKS: dict[str, tuple[str, str]] = {
         "call it under torch.no_grad() or torch.inference_mode() for inference",
     ),
 }
+
+TRANSIENT_SKIPS = frozenset(
+    {
+        "evaluator-replaced",
+        "exception-escapes",
+        "first-import",
+        "memory-short",
+        "transform-active",
+        "uninitialised-parameter",
+    }
+)
+"""Reasons to run one call eagerly that say nothing about the next one."""

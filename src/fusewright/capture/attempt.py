@@ -122,6 +122,10 @@ def _attempted(
                 continue
             if signal.code in _OF_DATA and not assumptions.data_sizes:
                 signal.code = "data-dependent-gradient"
+            # The break would cut each frame down to the import, for good; at the next call there is none.
+            below = options.fullgraph or len(signal.stack) > 1
+            if signal.code == "import" and below and history.tries(signal.detail):
+                raise SkipFrame("first-import", signal.detail, signal.stack) from None
             if options.fullgraph:
                 raise
             if 0 <= attempt.tracer.step <= assumptions.lacks_form:  # nor has it a form at the other level

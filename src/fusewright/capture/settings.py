@@ -90,10 +90,12 @@ class History(dict[object, tuple[int | None, ...]]):
     breaks  by code, where functions break that the last frame with a break had called: what is left of that frame calls
             them next, each as a frame of its own, and they are not interpreted down to the same place again; kept until
             another frame is captured
+    imports the first imports for which a call ran eagerly
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.imports: set[object] = set()
         self.breaks: dict[types.CodeType, KnownBreak] = {}
 
     def known_break(self, code: types.CodeType) -> KnownBreak | None:
@@ -102,6 +104,12 @@ class History(dict[object, tuple[int | None, ...]]):
         if found is None:
             self.breaks = {}
         return found
+
+    def tries(self, first_import: object) -> bool:
+        """Whether a call is run eagerly so that the next one finds it done: once, since it may fail."""
+        known = first_import in self.imports
+        self.imports.add(first_import)
+        return not known
 
     def note_breaks(self, signal: GraphBreak) -> None:
         """Notes a break that depends on data alone. Of a frame that began after an operator nothing is known: it would

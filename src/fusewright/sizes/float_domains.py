@@ -98,6 +98,14 @@ def bounds(name: str, given: tuple[Interval, ...]) -> Interval:
     return ANYTHING if unknown or not is_defined(name, given) else _BOUNDS[name](*given)
 
 
+def on_all(relation: Callable[[float, float], bool], given: Interval, other: float) -> bool | None:
+    """Whether the relation holds for all values of the interval, or for none; None: that is not known."""
+    if given == ANYTHING or relation in (operator.eq, operator.ne):
+        return None
+    lower, upper = (relation(corner, other) for corner in given)
+    return lower if lower == upper else None
+
+
 def piece_of(value: float) -> Interval | None:
     """The one of PIECES that holds this value; None for infinities and NaN."""
     return next((piece for piece in PIECES if piece[0] <= value <= piece[1]), None)

@@ -21,7 +21,7 @@ from fusewright.base.pytorch import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import Dim, Relation
-from fusewright.sizes.float_domains import ANYTHING, Interval, bounds, is_defined, piece_of
+from fusewright.sizes.float_domains import ANYTHING, Interval, bounds, is_defined, on_all, piece_of
 from fusewright.sizes.float_operators import (
     BINARY,
     COMPARED,
@@ -355,6 +355,8 @@ class FloatNode:
     def _test(self, relation: Callable[[float, float], bool], other: float) -> bool:
         """Whether the relation to a constant holds. The answer, not the value, is what the capture depends on."""
         history = self.history
+        if history is not None and (answer := on_all(relation, history.interval(), other)) is not None:
+            return answer
         if (
             history is None
             or len(history.origins) != 1
@@ -540,10 +542,11 @@ def float_of_tensor(recorder: Recorder, tensor: torch.Tensor, checked: bool = Fa
 
 def power(left: object, right: object) -> object:
     """`left ** right` for Python numbers. (torch.SymFloat's own refuses negative bases by asking for the value.)"""
-    node = node_of(left) or node_of(right)
-    if node is None and isinstance(left, float) and isinstance(right, torch.SymInt):
+    if isinstance(left, float) and isinstance(right, torch.SymInt):
         right = torch.sym_float(right)
-        node = node_of(right)
+    elif isinstance(left, torch.SymInt) and isinstance(right, float):
+        left = torch.sym_float(left)
+    node = node_of(left) or node_of(right)
     if node is None:
         return operator.pow(left, right)  # type: ignore[call-overload]
     sides = [node_of(side) or node.wrap_float(float(side)) for side in (left, right)]  # type: ignore[arg-type]
@@ -551,9 +554,11 @@ def power(left: object, right: object) -> object:
 
 
 def has_root(value: object) -> bool:
-    """Whether a run-time float to a power between 0 and 1 is what Python gives: of a negative one Python makes a
-    complex number. The sign of an outside float is guarded; a number that a tensor holds is taken to be positive where
-    the program takes its root."""
+    """Whether a run-time float, or a symbolic int, to a power between 0 and 1 is what Python gives: of a negative one
+    Python makes a complex number. The sign of an outside number is guarded; a number that a tensor holds is taken to be
+    positive where the program takes its root."""
+    if isinstance(value, torch.SymInt):
+        return isinstance(value.node, SymNode) and value.node.has_hint() and bool(value >= 0)
     node = node_of(value)
     return node is not None and (node.history is None or bool(value >= 0))  # type: ignore[operator]
 

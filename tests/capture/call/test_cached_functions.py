@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.base import events
 from fusewright.base.events import STREAM, Compiled, Event
 from tests.fuzz import session
 
@@ -219,6 +220,36 @@ def program(a, b=2):
         how="lru_cache(typed=True)",
         takes="p, q=1, *r, k=3",
     ),
+    "two functions, and one result of each": """
+@functools.lru_cache(1)
+def other(p): LOG.append(('other', p)); return [p]
+"""
+    + keeping(
+        "LOG.append(p)\nreturn [p, other(p)[0]]",
+        "r = kept(b), other(b + 1), kept(b), other(b)\nreturn a.sum(), r, r[0] is r[2], other.cache_info()[1:]",
+        how="lru_cache(maxsize=1)",
+    ),
+    "drops a result, and computes it again": keeping(
+        "LOG.append(p)\nreturn [p]",
+        "r = kept(1)\nif b > 2: kept(b), kept(b + 5), kept(1)\nreturn a.sum(), r, kept(1) is r",
+        how="lru_cache(maxsize=2)",
+    ),
+    "knows tensors too": "\nHELD = made((3,), f32, 1)\n"
+    + keeping(
+        "LOG.append(type(p).__name__)\nreturn [q]",
+        "if COUNT[0] == 0: kept(HELD, 1)\nCOUNT[0] += 1\nr = kept(b, 1)\nreturn a.sum(), r, kept(b, 1) is r",
+        how="lru_cache(maxsize=2)",
+        takes="p, q=1",
+    ),
+    "two functions, and a full cache": """
+@functools.lru_cache(2)
+def other(p): LOG.append(('other', p)); return [p]
+"""
+    + keeping(
+        "return [p, other(p)[0], other(p + 5)[0]]",
+        "r = other(1), other(2), kept(b), other(1)\nreturn a.sum(), r, other.cache_info()[1:]",
+        how="lru_cache(maxsize=8)",
+    ),
     "two results": keeping(
         "LOG.append(p)\nreturn [p]",
         "LOG.append(kept(b)); LOG.append(kept(b + 1))\nreturn a.sum()",
@@ -245,6 +276,22 @@ def program(a, b=2):
 def test_bodies_run_as_often_as_in_eager(name: str, settings: str) -> None:
     found = session.examine(f"SETTINGS = {settings}\n{HEAD}{PROGRAMS[name]}{STEPS}")
     assert found is None, found
+
+
+def test_functions_that_keep_results_are_compiled_once() -> None:
+    one = functools.lru_cache(64)(lambda p: [p])
+    other = functools.lru_cache(64)(lambda p, q=1: (p, q))
+    it = type("It", (), {})()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * one(2)[0] + other(3)[0] + other(3, q=2)[1] + other(it)[1] + other(5)[0] + one(7)[0]
+
+    seen: list[events.Event] = []
+    compiled, x = fusewright.compile(program), torch.ones(2)
+    with events.STREAM.listening(seen.append):
+        results = [compiled(x) for _ in range(3)]
+    assert sum(isinstance(event, events.Compiled) for event in seen) == 1
+    assert all(torch.equal(result, program(x)) for result in results)
 
 
 class _Unhashable:

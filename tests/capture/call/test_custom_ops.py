@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.base import events
 from fusewright.base.events import STREAM, Broken
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
@@ -169,6 +170,58 @@ def test_a_module_imported_inside_is_not_compiled(tmp_path: Path, monkeypatch: p
         assert sys.modules["imported_inside"].SEEN == [("helper", False), ("Derived", False)]
     finally:
         sys.modules.pop("imported_inside", None)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_first_import_in_a_called_function_cuts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fullgraph: bool
+) -> None:
+    """As einops imports a part of itself at its first call: that call runs eagerly, with all that it calls."""
+    (tmp_path / "imported_below.py").write_text("SEEN = ['once']\nvalue = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def lazy(x: torch.Tensor) -> torch.Tensor:
+        import imported_below  # type: ignore[import-not-found]
+
+        return x * imported_below.value
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return lazy(x + 1) - 1
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return outer(outer(x)) + 1
+
+    compiled, seen, x = fusewright.compile(f, fullgraph=fullgraph), list[events.Event](), torch.ones(2)
+    try:
+        with events.STREAM.listening(seen.append):
+            results = [compiled(x)]
+            assert not any(isinstance(event, (events.Compiled, events.Broken)) for event in seen)
+            results += [compiled(x), compiled(x)]
+        assert all(torch.equal(result, f(x)) for result in results) and compiled.hooked  # type: ignore[attr-defined]
+        assert [event.report.code for event in seen if isinstance(event, events.Skipped)] == ["first-import"]
+        assert sum(isinstance(event, events.Compiled) for event in seen) == 1
+        assert not any(isinstance(event, events.Broken) for event in seen)
+        assert sys.modules["imported_below"].SEEN == ["once"]
+    finally:
+        sys.modules.pop("imported_below", None)
+
+
+def test_an_import_in_a_called_function_that_fails_is_a_graph_break_from_the_second_call_on() -> None:
+    def lazy(x: torch.Tensor) -> torch.Tensor:
+        try:
+            import no_such_module_below  # type: ignore[import-not-found]
+        except ImportError as error:
+            return x * len(str(error))
+        return x * no_such_module_below.value
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return lazy(x + 1) - 1
+
+    compiled, seen, x = fusewright.compile(f), list[events.Event](), torch.ones(2)
+    with events.STREAM.listening(seen.append):
+        assert all(torch.equal(compiled(x), f(x)) for _ in range(3))
+    assert sum(isinstance(event, events.Skipped) and event.report.code == "first-import" for event in seen) == 1
+    assert any(isinstance(event, events.Broken) for event in seen)
 
 
 def test_super_on_a_class_finds_the_next_one() -> None:

@@ -1,7 +1,8 @@
 """Import statements inside a frame.
 
 Takes names; gives modules and their attributes as loaded from `sys.modules`. Always holds: no module's code runs during
-capture, so a module that is not loaded yet breaks the graph.
+capture, so a module that is not loaded yet breaks the graph. (Where a called function imports it, the first call runs
+eagerly as a whole instead: see capture/attempt.py.)
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from fusewright.capture.border.values import cls as classes, list as lists
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback, is_copied_whole, read_namespace
-from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.border.values.symbolic import NUMBERS, SYMBOLIC, concrete, stays_symbolic
 from fusewright.capture.bytecode.instructions import VERSION
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.iterables import ITERABLE_ROWS, is_iterable
@@ -404,6 +404,17 @@ def _divmod(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return protocols.dispatch(tracer.world, protocols.DIVMOD, divmod, "divmod()", *args)
 
 
+def _float_power(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """math.pow, which for these numbers is what `**` of floats is (a bias correction, a schedule)."""
+    kinds = set(map(type, args))
+    if len(args) == 2 and not kwargs and kinds <= NUMBERS and not kinds.isdisjoint(SYMBOLIC):
+        base, exponent = (value if type(value) in SYMBOLIC else float(value) for value in args)
+        raised = type(exponent) in SYMBOLIC or exponent >= 0  # of 0 to a negative power both say something else
+        if raised and stays_symbolic("**", base, exponent):
+            return native(runtime_float.power, base, exponent)
+    return call_pure(tracer, math.pow, args, kwargs)
+
+
 def _pow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return native(pow, *args, **kwargs) if len(args) != 2 or kwargs else tracer.world.binary("**", *args)
 
@@ -547,7 +558,7 @@ ROWS: list[tuple[Any, Row]] = [
     (abs, _rounding(abs, "__abs__")), (round, _rounding(round, "__round__")),
     (math.floor, _rounding(math.floor, "__floor__")),
     (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod),
-    (pow, _pow),
+    (pow, _pow), (math.pow, _float_power),
     (print, print_row), (warnings.warn, warn_row), *WARNING_ROWS,
     *((row.function, _binary_row(symbol)) for symbol, row in BINARY.items()),
     *((row.inplace_function, _binary_row(symbol, True)) for symbol, row in BINARY.items()),

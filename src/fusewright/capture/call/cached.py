@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -84,9 +84,7 @@ def _asked(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Of constants and of objects from outside, for a function of the program's."""
     world, values = tracer.world, (*args, *kwargs.values())
-    hashes = [classes.lookup(type(value), "__hash__") for value in values]  # a class with __eq__ alone has None
-    own = any(one is None or isinstance(one, types.FunctionType) for one in hashes)
-    if own or type(fn) is not functools._lru_cache_wrapper:
+    if _has_own_hash(values) or type(fn) is not functools._lru_cache_wrapper:
         return _called(tracer, fn, args, kwargs)
     for value in values:
         world.guard_identity(value)
@@ -112,13 +110,14 @@ def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
                 world.effects.defer(fn, args, kwargs)
                 return None
         meets_tensors = tensors != _tensors_met(tracer)
-        if most != 0 and _nothing_changed(tracer, fn, meets_tensors):  # so it makes no difference when the body runs
+        # It makes no difference when the body runs where nothing was changed, and nothing is dropped for its result.
+        if (most is None or len(keys) < most) and _nothing_changed(tracer, meets_tensors):
             _asked(tracer, fn, args, kwargs)
             result = _known(tracer, fn, key, 0)
             if most is None:
                 return result
         elif most != 0:
-            world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, MISSING))
+            world.guard("CALL", FunctionSource(), _Entry(fn, keys, key))
             table[key] = result
         if most and len(table) > most:
             raise GraphBreak("cached-function", f"{_name(fn)}, whose cache is too small for what one call keeps in it")
@@ -129,18 +128,16 @@ def _of_constants(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _known(tracer: Tracer, fn: Any, key: Any, room: int) -> Any:
     """What the cache holds for a key, which is guarded, with room for so many others."""
     world, keys = tracer.world, _keys(fn)
-    value = held = keys[key]
-    if fn.cache_parameters()["maxsize"] is not None:  # the dict holds links of a list
-        each = iter(gc.get_referents(fn)[1 : 1 + 3 * len(keys)])  # key, result and class of each link
-        value = {one: result for one, result, _ in zip(each, each, each)}[key]
-    world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, held, room))
+    most = fn.cache_parameters()["maxsize"]
+    value = keys[key] if most is None else _result(fn, keys, key)
+    world.guard("CALL", FunctionSource(), _Entry(fn, keys, key, keys[key], value, most, room))
     return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
 
 
 def _called(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function whose body cannot be interpreted: it is called as the capture meets it."""
     world = tracer.world
-    if not _nothing_changed(tracer, fn):  # its body may read what is not written yet
+    if not _nothing_changed(tracer):  # its body may read what is not written yet
         raise GraphBreak("cached-function", f"{_name(fn)} after stores that it may read")
     parameters = fn.cache_parameters() if type(fn) is functools._lru_cache_wrapper else None
     if parameters is None:
@@ -171,36 +168,36 @@ def _tensors_met(tracer: Tracer) -> tuple[object, ...]:
     return next(reversed(recorder.graph.nodes), None), len(recorder.inputs), recorder.op_count
 
 
-def _nothing_changed(tracer: Tracer, fn: Any, tensors: bool = True) -> bool:
-    """Whether the frame, with what it called, has written to nothing yet, and drawn nothing, so that the body may run
-    now (without `tensors`: the body meets none). That caches are asked again for what they hold is done then as well:
-    it says which entry one drops next. (Behind the graph they are asked once more, which `fn` has room for.)"""
+def _nothing_changed(tracer: Tracer, tensors: bool = True) -> bool:
+    """Whether the frame, with what it called, has written to nothing yet, and drawn nothing, so that a body may run now
+    (without `tensors`: one that meets none)."""
     world, recorder = tracer.world, tracer.recorder
     if tensors and (recorder.wrote or recorder.changes or recorder.drawn or recorder.drew):
         return False
-    others = [call for call in world.effects.calls if call.function is not list.clear]  # see `_called`
     told = world.effects.data or world.effects.hooked  # of tensors, without an operator
-    if told or world.generators or world.written_dicts() or stamp(world.effects)[:3] != stamp(Effects())[:3]:
+    if told or world.generators or world.written_dicts():
         return False
-    if not all(map(_is_held, others)):
-        return False
-    most = fn.cache_parameters()["maxsize"] if others and type(fn) is functools._lru_cache_wrapper else None
-    if most is not None and len(_keys(fn)) >= most:
-        return False
-    arguments: Any
-    for arguments in (call.args for call in others):
-        function, args, kwargs, _ = arguments
-        unwatched(function, *args, **kwargs)
-    return True
+    own = sum(call.function is list.clear or _changes_nothing(call) for call in world.effects.calls)  # see `_called`
+    return stamp(world.effects) == (*stamp(Effects())[:3], own)
 
 
-def _is_held(call: DeferredCall) -> bool:
-    """Whether a deferred call asks a cache for what that holds."""
-    if getattr(call.function, "func", None) is not remember:
+def _changes_nothing(call: DeferredCall) -> bool:
+    """Whether it asks a cached function for what its cache holds, which drops nothing if another is asked before it."""
+    if type(call.function) is not functools.partial or call.function.func is not remember:
         return False
-    arguments: Any = call.args
-    fn, args, kwargs, result = arguments
-    return result is not Refused and _key(fn, args, kwargs) in _keys(fn)
+    fn, args, kwargs, result = cast(tuple[Any, Args, Kwargs, Any], call.args)
+    keys, most = _keys(fn), fn.cache_parameters()["maxsize"]
+    values = (*args, *kwargs.values())
+    own = _has_own_hash(values) or any(isinstance(value, torch.Tensor) for value in values)
+    if own or result is Refused:
+        return False
+    return _key(fn, args, kwargs) in keys and (most is None or len(keys) < most)
+
+
+def _has_own_hash(values: Args) -> bool:
+    """Whether one has a hash of the program's, or none."""
+    hashes = [classes.lookup(type(value), "__hash__") for value in values]  # a class with __eq__ alone has None
+    return any(one is None or isinstance(one, types.FunctionType) for one in hashes)
 
 
 def _computed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -309,21 +306,34 @@ def _key(fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return (*key, *map(type, (*args, *kwargs.values()))) if typed else key
 
 
+def _result(fn: Any, keys: dict[Any, Any], key: Any) -> Any:
+    """What a cache with a limit, whose dict holds the links of a list, has under a key that it has."""
+    each = iter(gc.get_referents(fn)[1 : 1 + 3 * len(keys)])  # key, result and class of each link
+    links = ((one, result) for one, result, _ in zip(each, each, each) if type(one) is type(key))
+    return next(result for one, result in links if (_same(one, key) if type(key) is tuple else one == key))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """A CALL guard's callable: the cache has this very entry under the key (MISSING: none), and room for more."""
+    """A CALL guard's callable: under the key the dict of the cache has this very entry (MISSING: none), which leads to
+    this result, and the cache has room for more."""
 
     fn: Any
     keys: dict[Any, Any]
     key: Any
-    held: Any
+    held: Any = MISSING
+    result: Any = None
+    most: int | None = None
     room: int = 0
 
     def __call__(self, subject: object) -> bool:
         if self.keys.get(self.key, MISSING) is not self.held:
             return False
-        most = self.fn.cache_parameters()["maxsize"] if self.room else None
-        return most is None or len(self.keys) + self.room <= most
+        if self.held is MISSING or self.most is None:
+            return True
+        # A full cache makes its oldest link the link of what it keeps next, perhaps of this key again.
+        known = len(self.keys) < self.most or _result(self.fn, self.keys, self.key) is self.result
+        return known and len(self.keys) + self.room <= self.most
 
     def __repr__(self) -> str:
         return f"the cache of {self.fn.__qualname__} {'lacks' if self.held is MISSING else 'holds'} {self.key!r}"

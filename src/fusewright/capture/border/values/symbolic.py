@@ -100,5 +100,5 @@ def stays_symbolic(op: str, left: Any, right: Any) -> bool:
     if op == "**":  # Python's float power raises where IEEE overflows or leaves the reals
         if (left_type in (int, float) and 0 < left <= 1) or (right_type is int and 0 <= right <= 4):
             return True
-        return (right_type is float and 0 < abs(right) <= 1 and has_root(left)) or is_share(left)
+        return (right_type is float and abs(right) <= 1 and has_root(left)) or is_share(left)
     return True
