@@ -196,6 +196,29 @@ def test_a_defect_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         fusewright.compile(lambda x: x + 1, fullgraph=True)(torch.ones(3))
 
 
+def twice(one: int) -> int:
+    return one * 2
+
+
+class One:
+    def __getitem__(self, index: int) -> int:
+        return (2, 4)[index]
+
+
+@pytest.mark.parametrize("iterator", [lambda: map(twice, [1, 2]), lambda: filter(twice, [2, 4]), lambda: iter(One())])
+def test_a_defect_in_what_native_code_calls_is_no_exception_of_the_programs(iterator: Callable[[], Any]) -> None:
+    def program(x: torch.Tensor) -> Any:
+        try:
+            return x + sum(iterator())
+        except TypeError:
+            return None
+
+    expected = program(torch.ones(2))
+    with pytest.MonkeyPatch.context() as patch, failing(patch, "capture.interpret.interpreter:Tracer.inline", lambda: TypeError("in")):
+        with pytest.warns(InternalErrorWarning, match="TypeError: in"):
+            assert torch.equal(fusewright.compile(program, backend="eager")(torch.ones(2)), expected)
+
+
 def test_a_subscriber_that_fails_stops_nobody() -> None:
     def full(event: Event) -> None:
         raise OSError("no space left")

@@ -38,6 +38,13 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "a dimension that a number lacks": lambda: torch.zeros(2).sum().squeeze(1),
     "an embedding by other numbers": lambda: F.embedding(torch.zeros(2, dtype=torch.int16), torch.zeros(3, 4)),
     "no probability": lambda: torch.full((2,), 1.5).bernoulli(),
+    "a dimension to sort along": lambda: torch.zeros(2).sort(dim=1, stable=True)[0],
+    "a dimension to order along": lambda: torch.zeros(()).argsort(dim=1, stable=True),
+    "a dimension to gather along": lambda: torch.zeros(2).gather(1, torch.zeros(2, dtype=Int)),
+    "a dimension to select along": lambda: torch.zeros(2).index_select(-2, torch.tensor([0])),
+    "a dimension to fill along": lambda: torch.zeros(0).index_fill(0, torch.tensor([0]), 1.0),
+    "a dimension named twice": lambda: torch.zeros(2, 1).squeeze((1, -1)),
+    "a dimension with equal parts": lambda: torch.zeros(2).unique(dim=1),
     "batch norm": lambda: F.batch_norm(torch.zeros(3, 4, dtype=Int), torch.zeros(4), torch.zeros(4)),
 }
 

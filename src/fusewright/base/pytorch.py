@@ -55,6 +55,12 @@ def with_history_as(tensor: _torch.Tensor, kind: type) -> _torch.Tensor:
         return methods.as_subclass(tensor, kind)  # type: ignore[no-any-return]
 
 
+def without_history_as(tensor: _torch.Tensor, kind: type) -> _torch.Tensor:
+    """`tensor.as_subclass(kind)` as where gradients are not followed."""
+    with torch.no_grad():
+        return methods.as_subclass(tensor, kind)  # type: ignore[no-any-return]
+
+
 def as_bytes(tensor: _torch.Tensor) -> _torch.Tensor:
     """A copy of the bytes of a dense tensor's elements, row by row. Of the tensor itself no bytes can be seen where it
     has a single element and a stride, nor any view taken where it counts no writes."""

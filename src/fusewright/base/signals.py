@@ -174,6 +174,15 @@ class Retry(Signal):
         self.changes = changes
 
 
+class Defect(Signal):
+    """Carries an exception of our own code out of native code that called it back, and that the program may guard: it
+    is no exception of the program's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class UserException(Signal):
     """Carries an exception that the user's own code (or a native operation that it asked for) has raised, until the
     interpreter unwinds it through the frame's exception table."""

@@ -20,7 +20,7 @@ from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base.pytorch import torch
 from fusewright.base.records import replace
-from fusewright.base.signals import READS_OF_DATA, GraphBreak, Retry, Signal, SkipFrame
+from fusewright.base.signals import READS_OF_DATA, Defect, GraphBreak, Retry, Signal, SkipFrame
 from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.aliasing import written_placeholders
@@ -86,6 +86,8 @@ def capture_frame(
     try:
         with _deep_recursion(options), _own_saved_tensors():
             return _attempted(function, arguments, options, History() if history is None else history, larger)
+    except Defect as signal:
+        raise signal.error from None
     except Signal as signal:
         signal.takes_larger = bool(larger)
         raise

@@ -91,8 +91,24 @@ def _index_copy(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, so
     return [*_index_add(env, self, dim, index, source), (index.numel(), count)]
 
 
+def _has(self: TensorType, dim: int) -> bool:
+    """Whether there is such a dimension; a number has one."""
+    return -max(self.ndim, 1) <= dim < max(self.ndim, 1)
+
+
+def _along(env: ShapeEnv, self: TensorType, dim: int = -1, *rest: Any, **named: Any) -> Pairs | None:
+    return () if _has(self, dim) else None
+
+
+def _squeeze(env: ShapeEnv, self: TensorType, dim: Sequence[int]) -> Pairs | None:
+    """Each dimension is named once."""
+    return () if len({one % max(self.ndim, 1) for one in dim}) == len(dim) else None
+
+
 def _gather(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, **named: Any) -> Pairs | None:
     """The index is no larger than what it picks from, but along `dim`; one without elements fits any."""
+    if not _has(self, dim):
+        return None
     if self.ndim != index.ndim or 0 in index.shape:
         return ()
     return [Relation("<=", index.shape[axis], self.shape[axis]) for axis in range(self.ndim) if axis != dim % self.ndim]
@@ -204,8 +220,8 @@ def _index_select(
 ) -> Pairs | None:
     """A CPU's kernel looks at each index, also where it takes nothing: whether it does is settled, since a loop over
     nothing checks nothing."""
-    if not self.ndim:
-        return ()
+    if not self.ndim or not _has(self, dim):
+        return () if _has(self, dim) else None
     for axis, size in enumerate(self.shape):
         if axis != dim % self.ndim and self.device.type == "cpu" and not env.is_unbacked(size):
             env.settle(Relation("==", size, 0))
@@ -249,6 +265,20 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.index.Tensor: _index,
     aten._unsafe_index.Tensor: _index,
     aten.index_select.default: _index_select,
+    **dict.fromkeys(
+        (
+            aten.index_fill.int_Scalar,
+            aten.index_fill.int_Tensor,
+            aten.index_fill_.int_Scalar,
+            aten.index_fill_.int_Tensor,
+        ),
+        _index_select,
+    ),
+    **dict.fromkeys((aten.sort.default, aten.sort.stable, aten.unique_dim.default), _along),
+    aten.unique_consecutive.default: lambda env, self, inverse=False, counts=False, dim=None: (
+        () if dim is None else _along(env, self, dim)
+    ),
+    aten.squeeze.dims: _squeeze,
     aten.embedding.default: lambda env, weight, indices, *rest: _index_select(env, weight, 0, indices),
     aten.slice_scatter.default: _fits_view(aten.slice.Tensor),
     aten.select_scatter.default: _fits_view(aten.select.int),

@@ -17,6 +17,7 @@ from fusewright._native import isinstance
 from fusewright.base.pytorch import methods, torch
 from fusewright.base.signals import Retry
 from fusewright.graph.nodes import leaves
+from fusewright.operators import size_checks
 from fusewright.operators.data_dependent import OF_UNKNOWN_SHAPE
 from fusewright.record.traced_tensor import TracedTensor, prepare
 from fusewright.sizes.expressions import symbol
@@ -42,6 +43,7 @@ def result_types(
         return None  # weights decide the dtype
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return None
+    size_checks.check(None, func, [first.tensor_type, *args[1:]], dict(kwargs))
     named = {"same": first.dtype, "real": first.dtype.to_real()}
     return tuple(
         TensorType((symbol(f"{stem}_{place}"),), (1,), named[dtype] if isinstance(dtype, str) else dtype, first.device)

@@ -918,3 +918,30 @@ def test_a_jagged_tensor_that_has_a_history(name: str, whose: str, backend: str)
             found.append((*results, x.grad))
         for ours, eager in zip(*found, strict=True):
             assert (ours is None and eager is None) or torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_another_class_where_gradients_are_not_followed(mode: Any) -> None:
+    """Eager makes a leaf of it there, inside of a function or around it."""
+
+    class Marked(torch.Tensor):
+        pass
+
+    def around(x: torch.Tensor) -> Any:
+        return x.as_subclass(Marked)
+
+    def inside(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return x.as_subclass(Marked), x * 3
+
+    def seen(function: Any, x: torch.Tensor) -> list[tuple[Any, ...]]:
+        with mode():
+            made = function(x)
+        return [(type(one), one.requires_grad, one.is_leaf, one.is_inference(), one._version if not one.is_inference() else 0)
+                for one in (made if isinstance(made, tuple) else (made,))]  # fmt: skip
+
+    leaf = torch.ones(3, requires_grad=True)
+    for program in (around, inside):
+        compiled = fusewright.compile(program)
+        for x in (leaf, leaf * 2, (leaf * 2)[:2], torch.ones(3)):
+            assert seen(compiled, x) == seen(program, x)

@@ -28,6 +28,7 @@ from fusewright import _native
 from fusewright._native import isinstance
 from fusewright.base.exception_fields import context_chain, context_of, set_context, traceback_of, with_traceback
 from fusewright.base.signals import (
+    Defect,
     GraphBreak,
     Heard,
     Signal,
@@ -118,6 +119,13 @@ def give_back(held: list[BaseException]) -> NoReturn:
     """Raises an exception of the program's in native code that called back: plainly, since `from None` would change its
     cause, and out of a list, since the traceback of what it raises would hold a variable."""
     raise held.pop()
+
+
+def _refuse_defect(error: Exception) -> NoReturn:
+    """Ends the capture, but for what is of the moment: this was no exception of the program's."""
+    if raised_by_handler(error) or memory_was_short(error) or isinstance(error, RecursionError):
+        raise error
+    raise Defect(error) from error
 
 
 def _given_back(exception: BaseException) -> bool:
@@ -321,6 +329,8 @@ class Trampoline:
             return self.tracer.call(self.function, args, kwargs)
         except UserException as signal:
             held = [signal.exception]
+        except Exception as error:
+            _refuse_defect(error)
         give_back(held)
 
 
@@ -341,4 +351,6 @@ class TrampolineIterator:
             return self.world.next(self.iterator)
         except UserException as signal:
             held = [signal.exception]
+        except Exception as error:
+            _refuse_defect(error)
         give_back(held)

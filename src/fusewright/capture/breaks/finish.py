@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
-from fusewright.base.pytorch import methods, torch, with_history_as
+from fusewright.base.pytorch import methods, torch, with_history_as, without_history_as
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border import aliasing
@@ -502,7 +502,8 @@ class Code:
             self.lines.append(f"{text}.__class__ = {self.bind(kind.__name__, kind)}")
         elif is_traced_subclass(value):
             bound = self.bind(kind.__name__, kind)
-            make = with_history_as if value.requires_grad else methods.as_subclass
+            unfollowed = without_history_as if value.grad_fn is None else with_history_as
+            make = unfollowed if value.requires_grad else methods.as_subclass
             text = self.start(value, f"{self.bind('as_subclass', make)}({text}, {bound})")
         if kind is not torch.Tensor:
             pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())

@@ -165,7 +165,7 @@ def _called(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _tensors_met(tracer: Tracer) -> tuple[object, ...]:
     """Differs where tensors were asked for anything in between."""
     recorder = tracer.recorder
-    return next(reversed(recorder.graph.nodes), None), len(recorder.inputs), recorder.op_count
+    return len(recorder.graph.nodes), len(recorder.inputs), recorder.op_count
 
 
 def _nothing_changed(tracer: Tracer, tensors: bool = True) -> bool:
