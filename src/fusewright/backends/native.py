@@ -82,7 +82,7 @@ def as_data(to_compile: GraphToCompile) -> tuple[CompiledGraph, tuple[DeviceKern
         _mark_parameters(to_compile)
     stages = _stages()
     graph, prepacking = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
-    made = stages.generate(graph, to_compile, to_compile.function)
+    made = stages.generate(graph, to_compile, to_compile.function, loads=False)
     device_kernels = tuple(code for code in made.kernels if isinstance(code, DeviceKernel))
     return CompiledGraph(made.plan, made.code, (), (), prepacking), device_kernels
 

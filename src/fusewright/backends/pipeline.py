@@ -330,11 +330,15 @@ class Generated(NamedTuple):
 
 
 def generate(
-    graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
+    graph: torch.fx.Graph,
+    to_compile: GraphToCompile,
+    name: str,
+    half: Literal["", "forward", "backward"] = "",
+    loads: bool = True,
 ) -> Generated:
     """The code of a functional graph. Kernels for a GPU are compiled in the background, and waited for in the end: what
-    their compiler refuses has other blocks then, or its operators are left to PyTorch. `half`: of a joint graph. Raises
-    Unsupported for a graph that has none."""
+    their compiler refuses has other blocks then, or its operators are left to PyTorch. `half`: of a joint graph; loads:
+    for a GPU that is here. Raises Unsupported for a graph that has none."""
     run_with_grad_mode(graph)
     last, left, stages = optimise(to_compile, graph, LAST_STAGES), frozenset[str](), PLAN_STAGES
     told: set[str] = set()
@@ -363,7 +367,7 @@ def generate(
             continue
         codes = {code.name: code for code in made.kernels if isinstance(code, DeviceKernel)}
         try:
-            if codes:
+            if codes and loads:
                 selection.gpu.load(codes, made.plan, to_compile.tell_kernel)
         except WithoutCode as error:
             tell(error, "it is generated in another way")

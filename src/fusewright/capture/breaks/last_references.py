@@ -23,6 +23,7 @@ from fusewright.base.signals import SkipFrame
 from fusewright.capture.border.effects import let_go
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.bytecode.instructions import decoded
+from fusewright.capture.bytecode.resume import CannotCut
 from fusewright.capture.interpret.generators import InterpretedGenerator
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def refuse_finalizers(world: World) -> None:
 
 
 def refuse_to_lose(values: Iterable[object]) -> None:
-    """Refuses the frame where one of these is a generator, alive or about to begin, whose code has a `finally` or the
+    """Raises CannotCut where one of these is a generator, alive or about to begin, whose code has a `finally` or the
     like. (An instance with a finalizer that the call makes is refused where it is made.)"""
     for value in values:
         info = None
@@ -57,7 +58,7 @@ def refuse_to_lose(values: Iterable[object]) -> None:
         elif type(value) is types.GeneratorType and value.gi_frame is not None:
             info = decoded(value.gi_code)
         if info is not None and any(map(info.is_programs, info.handlers)):
-            raise SkipFrame("finalizer", "a generator whose code has a handler ends with the frame, which a break cuts")
+            raise CannotCut("a generator whose code has a handler ends with the frame")
 
 
 def _tells(value: object) -> str:
