@@ -175,7 +175,7 @@ class Recorder:
                     self, node, type_, requires_grad=requires_grad and not inference
                 )
                 if requires_grad and not is_leaf(tensor):
-                    traced = NonLeaf.apply(traced)
+                    traced = NonLeaf.of(traced)
                     traced.node, traced.tensor_type = node, type_
         node.meta["history"] = traced.grad_fn
         traced.input_storage = traced.is_input = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
@@ -193,6 +194,12 @@ class NonLeaf(torch.autograd.Function):
     def forward(context: Any, leaf: TracedTensor) -> TracedTensor:
         context.set_materialize_grads(False)  # where no gradient arrives, none is handed on
         return make_traced(leaf.recorder, leaf.node, leaf.tensor_type)
+
+    @classmethod
+    def of(cls, leaf: TracedTensor) -> TracedTensor:
+        """Outside of the transforms (vmap, grad, jvp) that the program is in where it meets the input."""
+        with torch._C._DisableFuncTorch(), enable_single_level_autograd_function():
+            return super(torch.autograd.Function, cls).apply(leaf)  # type: ignore
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -328,3 +328,21 @@ def test_what_refuses_hooks_on_saved_tensors_refuses_them(
                 compiled(x)
         else:
             torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("program", [
+    lambda x, held: torch.func.grad(lambda r: (r * held).sum())(x), lambda x, held: torch.func.vmap(lambda r: r * held.sum())(x),
+    lambda x, held: torch.func.jvp(lambda r: r * held, (x,), (x,))[1], lambda x, held: torch.func.grad(lambda r: held.sum())(x),
+    lambda x, held: torch.func.hessian(lambda r: ((r * held) ** 3).sum())(x),
+])  # fmt: skip
+def test_an_input_with_a_history_that_is_met_inside(program: Any, backend: str) -> None:
+    held = torch.tensor([2.0, 3.0], requires_grad=True) * 3
+
+    def closed(x: torch.Tensor) -> Any:
+        return program(x, held)
+
+    x = torch.tensor([1.0, 2.0])
+    compiled = fusewright.compile(closed, backend=backend, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), closed(x))

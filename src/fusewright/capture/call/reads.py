@@ -157,6 +157,7 @@ def _given(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return world.torch_call(torch.asarray, args, kwargs)
     world.requires_grad_matters = True
     before = tensors.requires_grad(world, given)
+    world.getattr(given, "is_leaf")  # which one must be, and is guarded by that
     made = world.torch_call(torch.asarray, args, kwargs)
     if given.requires_grad is not before:
         unwatched(torch._C.TensorBase.requires_grad_, given, before)
