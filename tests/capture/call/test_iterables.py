@@ -7,8 +7,10 @@ Each program is run twice on each class, eagerly and compiled; its results and w
 from __future__ import annotations
 
 import collections
+import enum
 import heapq
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -159,3 +161,49 @@ def test_a_tensor_that_divides_a_list_of_the_programs_multiplies_it() -> None:
     for _ in range(2):
         CALLED.clear()
         assert (compiled(torch.ones(2)), CALLED) == (2.0, ["Tensor"])
+
+
+class Rank(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+def caught(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except (TypeError, ValueError) as error:
+        return type(error).__name__, str(error)
+
+
+NUMBERED: dict[str, Callable[[Any, Any], Any]] = {
+    "enumerate": lambda over, number: list(enumerate(over, number)),
+    "islice": lambda over, number: list(itertools.islice(over, number)),
+    "combinations": lambda over, number: list(itertools.combinations(over, number)),
+    "permutations": lambda over, number: list(itertools.permutations(over, number)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_a_number_behind_an_iterable_may_be_a_tensor(name: str) -> None:
+    """Which one with dimensions is iterable, too. The program catches what is said of others."""
+    use = NUMBERED[name]
+
+    def program(x: torch.Tensor, over: Any) -> Any:
+        number = x * 1
+        return caught(lambda: use(over, number))
+
+    compiled = fusewright.compile(program, backend="eager")
+    for over in ([1, 2], (1, 2), "ab", {"a": 1}, range(3)):
+        for x in (torch.tensor(1), torch.tensor([1]), torch.ones(3), torch.ones(())):
+            assert compiled(x, over) == program(x, over), (over, x)
+
+
+@pytest.mark.parametrize("other", [Rank.HIGH, True, 2.5, type("Whole", (int,), {})(3)], ids=repr)
+def test_products_of_numbers_of_the_run_and_of_others(other: Any) -> None:
+    def program(numbers: list[Any], start: int) -> Any:
+        return caught(lambda: (math.prod(numbers), math.prod(numbers, start=start)))
+
+    compiled = fusewright.compile(program, backend="eager", dynamic=True, recompile_limit=64)
+    for number in range(1, 6):
+        for numbers in ([number, other], [other, number], [number, number + 1], []):
+            assert compiled(numbers, number) == program(numbers, number)

@@ -234,6 +234,18 @@ def _sum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return start
 
 
+def _prod(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """math.prod: of numbers that are known at run time too, and of what multiplies them by a method of its own."""
+    start = kwargs.get("start", 1)
+    if len(args) != 1 or kwargs.keys() - {"start"}:
+        return native(math.prod, *args, **kwargs)  # its complaint
+    if type(args[0]) in (list, tuple) and all(type(element) in SCALARS for element in (start, *args[0])):
+        return native(math.prod, args[0], start=start)
+    for element in one_by_one(tracer.world, args[0]):
+        start = tracer.world.binary("*", start, element)
+    return start
+
+
 def _any_or_all(stop_at: bool) -> Row:
     def fold(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
         world = tracer.world
@@ -558,7 +570,7 @@ ROWS: list[tuple[Any, Row]] = [
     (abs, _rounding(abs, "__abs__")), (round, _rounding(round, "__round__")),
     (math.floor, _rounding(math.floor, "__floor__")),
     (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod),
-    (pow, _pow), (math.pow, _float_power),
+    (pow, _pow), (math.pow, _float_power), (math.prod, _prod),
     (print, print_row), (warnings.warn, warn_row), *WARNING_ROWS,
     *((row.function, _binary_row(symbol)) for symbol, row in BINARY.items()),
     *((row.inplace_function, _binary_row(symbol, True)) for symbol, row in BINARY.items()),

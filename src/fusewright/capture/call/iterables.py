@@ -55,23 +55,31 @@ def is_iterable(world: World, value: Any) -> bool:
     )
 
 
-def _over_iterables(cls: Callable[..., Any], callbacks: int = 0, take: Any = native_iterable) -> Row:
-    """An iterator class: its first `callbacks` arguments are called, iterables are read through the border, by
-    `take`, up to one that is none: numbers come behind it, or an error."""
+def _over_iterables(
+    cls: Callable[..., Any], callbacks: int = 0, take: Any = native_iterable, most: int | None = None
+) -> Row:
+    """An iterator class: its first `callbacks` arguments are called, iterables (`most` of them; None: all) are read
+    through the border, by `take`, up to one that is none: numbers come behind it, or an error."""
 
     def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         world = tracer.world
         ready = [native_callback(tracer, value) for value in args[:callbacks]]
         asked = True
-        for value in args[callbacks:]:
-            asked = asked and is_iterable(world, value)
-            ready.append(take(world, value) if asked else value)
+        for place, value in enumerate(args[callbacks:]):
+            asked = asked and place != most and is_iterable(world, value)
+            ready.append(take(world, value) if asked else _number(tracer, value))
         keywords = {
             name: native_callback(tracer, value) if name in ("key", "func") else value for name, value in kwargs.items()
         }
         return native(cls, *ready, **keywords)
 
     return make
+
+
+def _number(tracer: Tracer, value: Any) -> Any:
+    """Of a tensor the integer that it holds: some classes ask for it and then hide what that raises, a break too."""
+    whole = isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
+    return tracer.call(operator.index, (value,)) if whole and value.numel() == 1 else value
 
 
 def _made_natively(cls: Callable[..., Any], tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -218,15 +226,18 @@ CLASS_METHODS: dict[tuple[type, str], Row] = {(itertools.chain, "from_iterable")
 
 ITERABLE_ROWS: list[tuple[Any, Row]] = [
     (map, _over_iterables(map, 1)), (filter, _over_iterables(filter, 1)), (zip, _over_iterables(zip)),
-    (enumerate, _over_iterables(enumerate)), (itertools.accumulate, _accumulate), (itertools.groupby, _groupby),
+    (enumerate, _over_iterables(enumerate, most=1)), (itertools.accumulate, _accumulate), (itertools.groupby, _groupby),
     (itertools.chain, _chain),
     (min, extreme(min, "<")), (max, extreme(max, ">")), (sorted, sorted_row),
     *((getattr(itertools, name), _over_iterables(getattr(itertools, name), 1)) for name in (
         "starmap", "takewhile", "dropwhile", "filterfalse")),
     *((getattr(itertools, name), _over_iterables(getattr(itertools, name))) for name in (
-        "cycle", "islice", "zip_longest", "compress", "pairwise", "batched"  # `batched`: from Python 3.12 on
+        "cycle", "zip_longest", "compress", "pairwise")),
+    *((getattr(itertools, name), _over_iterables(getattr(itertools, name), most=1)) for name in (
+        "islice", "batched"  # `batched`: from Python 3.12 on
     ) if hasattr(itertools, name)),
-    *((cls, _over_iterables(cls, take=_pool)) for cls in (
-        itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement)),
+    (itertools.product, _over_iterables(itertools.product, take=_pool)),
+    *((cls, _over_iterables(cls, take=_pool, most=1)) for cls in (
+        itertools.permutations, itertools.combinations, itertools.combinations_with_replacement)),
     *((cls, functools.partial(_made_natively, cls)) for cls in (itertools.count, itertools.repeat)),
 ]  # fmt: skip
