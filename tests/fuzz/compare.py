@@ -243,7 +243,8 @@ def _of_class(value: type) -> Named:
     if value.__module__ == "world":
         yield ".bases", [base.__qualname__ for base in value.__mro__]
         for name, held in vars(value).items():
-            if name not in ("__dict__", "__weakref__", "__doc__", "_abc_impl", "__slotnames__"):
+            asked_for = name == "__annotations__" and not held  # made for whoever asks first
+            if not asked_for and name not in ("__dict__", "__weakref__", "__doc__", "_abc_impl", "__slotnames__"):
                 yield f".{name}", held
 
 

@@ -117,9 +117,18 @@ def test_a_layer_of_the_cpu(layer: Callable[[], nn.Module]) -> None:
     lambda x: F.dropout(x), torch.rand_like, lambda x: torch.empty_like(x).exponential_(), lambda x: torch.distributions.Gamma(x, x).sample(),
 ])  # fmt: skip
 def test_layouts_of_random_numbers(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    compiled = fusewright.compile(draw)
+    same_strides(draw)
+
+
+@pytest.mark.parametrize("angle", [torch.angle, lambda x: torch.complex(x, x).angle(), lambda x: torch.complex(x, x).abs()])
+def test_layouts_of_angles(angle: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    same_strides(angle)
+
+
+def same_strides(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    compiled = fusewright.compile(function)
     for x in (torch.ones(3, 4, device="cuda").t(), torch.ones(3, 8, device="cuda")[:, ::2], torch.ones(1, 4, device="cuda").expand(3, 4)):
-        assert compiled(x).stride() == draw(x).stride()
+        assert compiled(x).stride() == function(x).stride()
 
 
 @pytest.mark.parametrize("shown", [lambda x: x.sum().expand(2), lambda x: x[:, :1].expand(2, 5), lambda x: x.sum(0).unfold(0, 2, 1)])

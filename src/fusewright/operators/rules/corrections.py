@@ -397,7 +397,7 @@ _ON_GPUS = frozenset({
     aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.hardtanh_backward.default,
     aten.hardswish_backward.default, aten.leaky_relu_backward.default, aten.logit_backward.default, aten.ldexp.Tensor,
     aten.rsub.Tensor, aten.pow.Scalar, aten.polar.default, aten.normal.Tensor_Tensor, aten.normal.float_Tensor,
-    aten.poisson.default, aten.select_scatter.default, aten.slice_scatter.default,
+    aten.poisson.default, aten.select_scatter.default, aten.slice_scatter.default, aten.angle.default,
     aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar,
 })  # fmt: skip
 _OF_GPUS: dict[OpOverload, Correction] = {
