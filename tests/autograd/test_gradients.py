@@ -1067,3 +1067,42 @@ def test_gradients_of_gradients_that_one_output_hides_are_refused(backend: str) 
     for outputs in ([values.sum()], [values.sum(), y.sum()]):
         with pytest.raises(RuntimeError, match="hides its gradient"):
             torch.autograd.grad(outputs, x, create_graph=True)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+@pytest.mark.parametrize("way", ["once", "kept", "graph"])
+def test_a_hook_with_an_effect_inside_of_a_residual_connection(way: str, scales: bool) -> None:
+    """The argument's gradient comes past the hooked tensor and through it; what is behind it runs in two groups."""
+    layer, log = nn.Linear(3, 3), []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor | None:
+        log.append(gradient.clone())
+        return gradient * 2 if scales else None
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        y = layer(x)
+        y.register_hook(hook)
+        return x + y
+
+    def square(x: torch.Tensor) -> Any:
+        y = x * x
+        y.register_hook(hook)
+        return y * x, (y * 2).sum()
+
+    def seen(function: Callable[..., Any]) -> list[Any]:
+        log.clear()
+        layer.zero_grad()
+        x = (torch.arange(6.0).reshape(2, 3) / 3).requires_grad_()
+        total = sum(one.square().sum() for one in pytree.tree_leaves(function(x)))
+        if way == "graph":
+            torch.autograd.grad(total, x, create_graph=True)[0].square().sum().backward()
+        else:
+            total.backward(retain_graph=way == "kept")
+        if way == "kept":
+            total.backward()
+        return [*log, x.grad, layer.weight.grad]
+
+    for program in (linear, square):
+        compiled = fusewright.compile(program, fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(seen(compiled), seen(program))

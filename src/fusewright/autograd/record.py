@@ -111,7 +111,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     if len(ordered) < len(groups):
         raise CannotDifferentiate("a tensor with a hook is returned, and an operator has one before and behind it")
     groups = ordered
-    for key in {key for group in groups for key, _ in group.inputs if key < 0}:
+    crossed = {key for group in groups for key, _ in group.inputs if key < 0}
+    for key in crossed:
         _check_crossed(recorder, results.values[~key])
     if uneven:
         raise CannotDifferentiate(f"{uneven[0].name()} depends on which of its results have a gradient")
@@ -130,8 +131,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
                     asked = [leaves[key] if key >= 0 else results.values[~key] for key, _ in group.inputs]
                     recorder.lines.active = True
                     inner = [results.values[~key] for key, _ in group.inputs if key < 0]
-                    with _ending_at(inner):  # the engine runs what lies behind these on no gradient, and would free it
-                        kept = {"retain_graph": True} if inner else {}
+                    # The engine runs what lies behind these on no gradient, where another group's may have freed it.
+                    kept = {"retain_graph": True} if crossed else {}
+                    with _ending_at(inner):
                         found = recorder.call(GRAD, (roots, asked, given), {"allow_unused": True, **kept})
             except GraphBreak as signal:
                 if not (recorder.freed and "second time" in signal.detail):
