@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch._ops import OpOverload
 
 from fusewright._native import isinstance
@@ -198,8 +197,13 @@ class NonLeaf(torch.autograd.Function):
     @classmethod
     def of(cls, leaf: TracedTensor) -> TracedTensor:
         """Outside of the transforms (vmap, grad, jvp) that the program is in where it meets the input."""
-        with torch._C._DisableFuncTorch(), enable_single_level_autograd_function():
-            return super(torch.autograd.Function, cls).apply(leaf)  # type: ignore
+        allowed = torch._C._functorch.get_single_level_autograd_function_allowed()
+        torch._C._functorch.set_single_level_autograd_function_allowed(True)
+        try:
+            with torch._C._DisableFuncTorch():
+                return super(torch.autograd.Function, cls).apply(leaf)  # type: ignore
+        finally:
+            torch._C._functorch.set_single_level_autograd_function_allowed(allowed)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
