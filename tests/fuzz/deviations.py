@@ -498,6 +498,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
+        "how many numbers a Poisson draw takes",
+        "That goes by its rates, which a half rounds in eager and need not in ours. Equal once each rate is the same number.",
+        lambda found, text, examine: (
+            HALF.search(text) is not None
+            and equal_if(found, text, examine, r"torch\.poisson\((.+)\)$", r"torch.poisson(\1 * 0 + 2)", ("value", "number"))
+        ),
+    ),
+    Deviation(
         "how many numbers rrelu draws behind a normalisation",
         "One for each number that is not positive. Of equal numbers a normalisation leaves 0, or the rounding of their mean. Equal "
         "once the slope is not drawn.",
