@@ -474,10 +474,9 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
     if create_graph and any(inputs[place].requires_grad != (place in halves.required) for place in _read(ctx)):
         raise RuntimeError(ASKED)
     wanted, outputs = _replayed(ctx)
-    pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]
-    arriving = (place for place, tangent in enumerate(given) if tangent is not None)
-    hidden = {place for place in arriving if not outputs[group.tangents[place]].requires_grad}
-    pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
+    arriving = [(place, outputs[group.tangents[place]], one) for place, one in enumerate(given) if one is not None]
+    hidden = {place for place, output, _ in arriving if not output.requires_grad}
+    pairs = [(output, tangent) for place, output, tangent in arriving if place not in hidden]
     found: Sequence[Any] = [None] * len(wanted)
     if pairs and wanted:
         found = torch.autograd.grad(

@@ -4,6 +4,7 @@ numbers (`torch.as_tensor(rate / step)`).
 `read` takes a tensor and the method's name; gives a number that is known, one that is known when the graph runs, or one
 that is taken for granted; MISSING where the read is a graph break. A tensor is made by the graph where it is of a float
 that is known only at run time, or of lists that hold one, or tensors of one element; else by PyTorch's own function.
+`torch.asarray` stands here too: it may give its argument back.
 """
 
 from __future__ import annotations
